@@ -1,0 +1,49 @@
+# `make demo` and `make test` do all their set-up themselves; the second time they are quick.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+# How many test processes: one per core.
+JOBS ?= auto
+
+.PHONY: help demo test test-all lint bench clean
+help:
+	@echo "make demo      see it: a training run with one broken kernel, on the accelerator that is here or a simulated one"
+	@echo "make test      lint, then every test but the slow ones"
+	@echo "make test-all  lint, then every test"
+	@echo "make lint      ruff and mypy"
+	@echo "make bench     speed and op coverage of the simulated accelerator"
+	@echo "make clean     remove .venv and what tools left behind"
+
+demo: $(INSTALLED)
+	$(RUN) -m ditorch demo
+
+test: lint
+	$(RUN) -m pytest -n $(JOBS)
+
+test-all: lint
+	$(RUN) -m pytest -n $(JOBS) -m "slow or not slow"
+
+lint: $(INSTALLED)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: $(INSTALLED)
+	$(RUN) benchmarks/sim_speed.py
+	$(RUN) benchmarks/op_coverage.py
+
+# torch first and pinned: left to itself, pip takes the newest with gigabytes of CUDA packages.
+$(INSTALLED): pyproject.toml constraints.txt Makefile
+	@echo "Setting up .venv (once; again when pyproject.toml or constraints.txt change) …"
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 9))" || { echo "ditorch needs Python 3.9 or newer: set PYTHON"; exit 1; }
+	@$(PYTHON) -c "import ensurepip" || { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
+	@command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "A C++ compiler is missing: apt-get install g++"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade "pip>=25.1"
+	$(RUN) -m pip install --quiet --constraint constraints.txt torch
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info

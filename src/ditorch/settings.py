@@ -1,0 +1,80 @@
+"""Every environment variable of ditorch: its name, default, meaning and parser. docs/settings.md is made from it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Generic, TypeVar
+
+from ditorch.errors import SettingError
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Setting(Generic[Value]):
+    """One environment variable. It is read when it is asked for, not at import."""
+
+    name: str
+    default: Value
+    parse: Callable[[str], Value]
+    help: str
+
+    def get(self) -> Value:
+        """The value in the environment, or the default where the variable is unset or empty."""
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise SettingError(f"{self.name}={text!r} cannot be used: {error}. It means: {self.help}") from None
+
+
+def _device_count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 64:
+        raise ValueError("it must be a whole number from 1 to 64")
+    return int(text)
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.lower())
+    if not match:
+        raise ValueError("it must be a number of bytes, such as 8000000, 512MB or 2GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+BACKEND = Setting(
+    "DITORCH_BACKEND",
+    "",
+    str,
+    "the accelerator to use, by name; unset: the one that is there, or the simulated one",
+)
+FAULTS = Setting(
+    "DITORCH_FAULTS",
+    "",
+    str,
+    'kernels to break for the whole run, such as "aten.mm: scale=1.01"; see docs/faults.md',
+)
+SIM_DEVICES = Setting(
+    "DITORCH_SIM_DEVICES", 2, _device_count, "how many devices the simulated accelerator has, 1 to 64"
+)
+SIM_MEMORY = Setting(
+    "DITORCH_SIM_MEMORY",
+    0,
+    _bytes,
+    "memory of each simulated device, such as 512MB or 2GiB; unset: as much as the host has",
+)
+CACHE = Setting(
+    "DITORCH_CACHE",
+    Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ditorch",
+    Path,
+    "the folder for what is built once and kept, such as the simulated accelerator",
+)
+
+ALL: tuple[Setting[object], ...] = (BACKEND, FAULTS, SIM_DEVICES, SIM_MEMORY, CACHE)

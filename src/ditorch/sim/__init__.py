@@ -1,0 +1,124 @@
+"""The simulated accelerator: a device of its own to PyTorch, on a machine that has none.
+
+    >>> import torch
+    >>> from ditorch import sim
+    >>> sim.start()
+    >>> torch.ones(3, device="sim") + 1
+    tensor([2., 2., 2.], device='sim:0')
+
+Its memory is host memory and its kernels are the CPU's, run on the same memory without a copy; but tensors on different
+devices do not mix, streams and events keep a simulated clock, memory is counted and can run out, and several processes
+can talk by collectives. Its kernels can be broken on purpose: see `ditorch.sim.faults`.
+
+Limits: dense tensors only (no sparse, quantized or nested ones), one PrivateUse1 backend per process, torch 2.4 or
+newer, and a C++ compiler on first use.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Optional
+
+import torch
+
+from ditorch.errors import SimulatorError
+from ditorch.settings import SIM_DEVICES, SIM_MEMORY
+
+__all__ = ["start", "started_as"]
+
+_started_as: Optional[str] = None
+
+
+def started_as() -> Optional[str]:
+    """The device type the simulated accelerator runs under in this process, or None if it was not started."""
+    return _started_as
+
+
+def start(name: str = "sim", collectives: Optional[str] = None) -> ModuleType:
+    """Starts the simulated accelerator as device type `name` and returns its module, which is `torch.<name>` too.
+
+    `name` may be a real chip's (`npu`, `mlu`, …), to rehearse what runs on that chip. `collectives` names its backend in
+    torch.distributed, `<name>ccl` unless told. Starting it again under the same name does nothing.
+    """
+    global _started_as
+    if _started_as is None:
+        from ditorch.sim import build
+
+        _check_name(name)
+        register(build.library(), name, collectives or f"{name}ccl")
+        _started_as = name
+    elif name != _started_as:
+        raise SimulatorError(
+            f"The simulated accelerator runs as '{_started_as}' in this process already and cannot become '{name}': "
+            "PyTorch has room for one such device per process. Use another process."
+        )
+    from ditorch.sim import device_module
+
+    return device_module
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in ("cpu", "cuda", "meta"):
+        raise SimulatorError(
+            f"'{name}' cannot name the simulated accelerator: PyTorch wants a lower-case word that is not the name of "
+            "one of its own devices, such as 'sim' or 'npu'."
+        )
+    owner = _privateuse1_name()
+    if owner not in ("privateuseone", name):
+        raise SimulatorError(
+            f"The simulated accelerator cannot start: the backend '{owner}' has taken PyTorch's one place for outside "
+            f"devices (PrivateUse1) in this process. Use '{owner}' itself, or a process that does not import it."
+        )
+
+
+def _privateuse1_name() -> str:
+    get_name = getattr(torch._C, "_get_privateuse1_backend_name", None)
+    return get_name() if get_name else "privateuseone"
+
+
+def register(library: Path, name: str, collectives: str) -> None:
+    """Loads a built library and tells PyTorch all about the device. start() does it, and the probe of a new build."""
+    from ditorch.sim import device_module, rnn
+
+    SIM_DEVICES.get()  # the C++ side reads it; a malformed value is reported here
+    limit = SIM_MEMORY.get() or _host_memory()
+    torch.ops.load_library(str(library))
+    torch.ops.ditorch_sim.register_backend()
+    torch.ops.ditorch_sim.set_memory_limit(limit)
+    torch.utils.rename_privateuse1_backend(name)
+    device_module.device_type = name
+    device_module.default_generators = tuple(
+        torch.ops.ditorch_sim.default_generator(index) for index in range(device_module.device_count())
+    )
+    torch._register_device_module(name, device_module)
+    torch.utils.generate_methods_for_privateuse1_backend()
+    rnn.register()
+    _register_collectives(name, collectives)
+    atexit.register(_finish_backward_threads)
+
+
+def _register_collectives(device_type: str, backend_name: str) -> None:
+    if not torch.distributed.is_available():
+        return
+
+    def create(*arguments: object) -> object:
+        from ditorch.sim.collectives import SimProcessGroup  # only where it is used: it costs an import
+
+        return SimProcessGroup(backend_name, *arguments)
+
+    torch.distributed.Backend.register_backend(backend_name, create, devices=[device_type, "cpu"])
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _finish_backward_threads() -> None:
+    try:
+        torch.ops.ditorch_sim.finish_backward_threads()
+    except RuntimeError:
+        pass  # a forked child of a process that ran backward: its device threads do not exist, nothing to wait for

@@ -1,0 +1,92 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/clone_ops.h>
+
+namespace ditorch_sim {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+inline bool on_device(const Tensor& tensor) { return tensor.defined() && tensor.device().type() == kSim; }
+
+// The CPU storage behind a device storage.
+inline c10::Storage host_of(const c10::Storage& storage) {
+  if (storage.data_ptr().get_deleter() != &free_block) storage.mutable_data();  // a lazy copy becomes a plain storage
+  const auto& data = storage.data_ptr();
+  if (data.get_deleter() == &free_block) return static_cast<Block*>(data.get_context())->host;
+  // Memory that is not ours (a zero-byte storage, a blob lent by somebody): borrow it for this call.
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+      c10::DataPtr(storage.mutable_data(), Device(c10::DeviceType::CPU)), nullptr, /*resizable=*/false));
+}
+
+inline Tensor wrap(c10::Storage storage, DispatchKey key, const Tensor& like) {
+  auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), DispatchKeySet(key), like.dtype());
+  auto* impl = result.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+  if (like.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+  if (like.is_conj()) result._set_conj(true);
+  if (like.is_neg()) result._set_neg(true);
+  return result;
+}
+
+inline Tensor host_alias(const Tensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.unsafeGetTensorImpl()->has_storage(),
+                              "the simulated accelerator has strided tensors only, not ", tensor.layout());
+  return wrap(host_of(tensor.storage()), DispatchKey::CPU, tensor);
+}
+
+// The device tensors of one operator call and their CPU aliases.
+class Aliases {
+ public:
+  Tensor to_host(const Tensor& tensor) {
+    pairs_.emplace_back(tensor, host_alias(tensor));
+    return pairs_.back().second;
+  }
+
+  // A kernel's result as a device tensor: a view of an argument stays one, fresh memory is adopted, nothing is copied.
+  Tensor to_device(const Tensor& result, DeviceIndex device) {
+    if (!result.defined() || !result.is_cpu()) return result;
+    if (result._is_zerotensor()) return to_device(at::_ops::clone::call(result, std::nullopt), device);  // has no memory
+    TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && result.unsafeGetTensorImpl()->has_storage(),
+                                "the simulated accelerator has strided tensors only, not ", result.layout());
+    return wrap(device_storage(result.storage(), device), DispatchKey::PrivateUse1, result);
+  }
+
+  // A kernel that writes its arguments may also resize or restride them, and give them new memory.
+  void write_back() const {
+    for (const auto& [tensor, alias] : pairs_) {
+      const auto &to = tensor.storage(), &from = alias.storage();
+      if (to.data() != from.data() || to.nbytes() != from.nbytes()) {
+        to.unsafeGetStorageImpl()->set_data_ptr_noswap(adopt_memory(from, tensor.device().index()));
+        to.unsafeGetStorageImpl()->set_nbytes(from.nbytes());
+      }
+      if (tensor.sizes() != alias.sizes() || tensor.strides() != alias.strides() ||
+          tensor.storage_offset() != alias.storage_offset())
+        tensor.unsafeGetTensorImpl()->set_sizes_and_strides(alias.sizes(), alias.strides(), alias.storage_offset());
+      // linalg_lu_solve.out marks its result as conjugated instead of conjugating it
+      if (tensor.is_conj() != alias.is_conj()) tensor._set_conj(alias.is_conj());
+      if (tensor.is_neg() != alias.is_neg()) tensor._set_neg(alias.is_neg());
+    }
+  }
+
+ private:
+  c10::Storage device_storage(const c10::Storage& host, DeviceIndex device) {
+    const auto* wanted = host.unsafeGetStorageImpl();
+    for (const auto& [tensor, alias] : pairs_)
+      if (alias.storage().unsafeGetStorageImpl() == wanted) return tensor.storage();
+    for (const auto& [seen, storage] : adopted_)  // several results may share one storage
+      if (seen == wanted) return storage;
+    c10::Storage fresh(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), host.nbytes(),
+                                                             adopt_memory(host, device), device_memory(),
+                                                             /*resizable=*/true));
+    adopted_.emplace_back(wanted, fresh);
+    return fresh;
+  }
+
+  c10::SmallVector<std::pair<Tensor, Tensor>, 8> pairs_;
+  c10::SmallVector<std::pair<const c10::StorageImpl*, c10::Storage>, 4> adopted_;
+};
+
+}  // namespace ditorch_sim

@@ -1,0 +1,73 @@
+#pragma once
+#include <ATen/ops/neg_ops.h>
+#include <torch/library.h>
+
+namespace ditorch_sim {
+
+// PyTorch runs the backward pass of a device in that device's own thread, which may still be dropping the last graph
+// (and want Python's lock for it) when the interpreter shuts down: an abort. A thread takes up its next task only when
+// it is done with the one before, so an empty backward pass on each device, with no Python object in it, flushes them.
+inline void finish_backward_threads() {
+  for (int index = 0; index < device_count(); index++) {
+    c10::DeviceGuard guard(Device(kSim, index));
+    auto leaf = empty({}, at::kFloat, std::nullopt, Device(kSim, index), std::nullopt, std::nullopt);
+    leaf.set_requires_grad(true);
+    at::_ops::neg::call(leaf).backward();
+  }
+}
+
+inline int64_t memory_statistic(int64_t device, std::string name) {
+  check_device(device);
+  const auto& statistics = memory_statistics[device];
+  if (name == "current") return statistics.current;
+  if (name == "peak") return statistics.peak;
+  if (name == "total") return statistics.total;
+  if (name == "allocations") return statistics.allocations;
+  if (name == "out_of_memory") return statistics.out_of_memory;
+  TORCH_CHECK_VALUE(false, "no such memory statistic: ", name);
+}
+
+inline void seed(int64_t device, int64_t value) {
+  check_device(device);
+  auto generator = default_generator(device);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_current_seed(value);
+}
+
+TORCH_LIBRARY(ditorch_sim, m) {
+  m.def("register_backend() -> ()", &register_backend);
+  m.def("finish_backward_threads() -> ()", &finish_backward_threads);
+
+  m.def("device_count() -> int", []() -> int64_t { return device_count(); });
+  m.def("current_device() -> int", []() -> int64_t { return current_device; });
+  m.def("set_device(int device) -> ()", [](int64_t device) {
+    check_device(device);
+    current_device = device;
+  });
+  m.def("synchronize(int device) -> ()", [](int64_t device) {
+    check_device(device);
+    Clock::wait_until(device_clock().busy_until(device));
+  });
+  m.def("sleep(int nanoseconds) -> ()", [](int64_t nanoseconds) {
+    device_clock().queue(current_device, current_stream[current_device], nanoseconds);
+  });
+
+  m.def("seed(int device, int value) -> ()", &seed);
+  m.def("default_generator(int device) -> Generator?", [](int64_t device) {
+    check_device(device);
+    return default_generator(device);
+  });
+
+  m.def("memory_statistic(int device, str name) -> int", &memory_statistic);
+  m.def("reset_peak_memory(int device) -> ()", [](int64_t device) {
+    check_device(device);
+    memory_statistics[device].peak = memory_statistics[device].current.load();
+  });
+  m.def("memory_limit() -> int", []() -> int64_t { return memory_limit; });
+  m.def("set_memory_limit(int bytes) -> ()", [](int64_t bytes) { memory_limit = bytes; });
+
+  m.def("host_alias(Tensor(a) tensor) -> Tensor(a)");
+}
+TORCH_LIBRARY_IMPL(ditorch_sim, PrivateUse1, m) { m.impl("host_alias", host_alias); }
+
+}  // namespace ditorch_sim

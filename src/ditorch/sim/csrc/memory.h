@@ -1,0 +1,172 @@
+#pragma once
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Storage.h>
+
+#include <cstring>
+#include <limits>
+#include <map>
+
+#if TORCH_RELEASE >= 209
+#include <c10/core/CachingDeviceAllocator.h>
+#endif
+
+namespace ditorch_sim {
+
+// ---- statistics and the limit --------------------------------------------------------------------------------------
+
+struct MemoryStatistics {
+  std::atomic<int64_t> current{0}, peak{0}, total{0}, allocations{0}, out_of_memory{0};
+};
+inline MemoryStatistics memory_statistics[kMaxDevices];
+
+// Bytes per device. The default is what the Python side sets it to, from DITORCH_SIM_MEMORY or the host's memory.
+inline std::atomic<int64_t> memory_limit{std::numeric_limits<int64_t>::max()};
+
+inline void check_memory(int64_t bytes, DeviceIndex device) {
+  auto& statistics = memory_statistics[device];
+  const int64_t used = statistics.current;
+  if (C10_LIKELY(used + bytes <= memory_limit)) return;
+  statistics.out_of_memory++;
+  TORCH_CHECK_WITH(OutOfMemoryError, false, c10::get_privateuse1_backend(true), " out of memory. Tried to allocate ",
+                   bytes, " bytes. Device ", int(device), " has a capacity of ", memory_limit.load(), " bytes, of which ",
+                   used, " are in use (simulated accelerator, DITORCH_SIM_MEMORY).");
+}
+
+// ---- device memory -------------------------------------------------------------------------------------------------
+// A block of device memory is a CPU storage under another name: the device's DataPtr owns it and points into it.
+
+struct Block {
+  c10::Storage host;
+  int64_t bytes;
+  DeviceIndex device;
+};
+
+inline void free_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  memory_statistics[block->device].current -= block->bytes;
+  delete block;
+}
+
+inline c10::Storage host_storage(size_t bytes) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                            c10::GetCPUAllocator(), /*resizable=*/true));
+}
+
+// Makes `host` the memory of a block on `device`, without a copy.
+inline c10::DataPtr adopt_memory(c10::Storage host, DeviceIndex device) {
+  const int64_t bytes = host.nbytes();
+  check_memory(bytes, device);
+  auto& statistics = memory_statistics[device];
+  const int64_t current = statistics.current += bytes;
+  int64_t peak = statistics.peak;
+  while (current > peak && !statistics.peak.compare_exchange_weak(peak, current)) {
+  }
+  statistics.total += bytes;
+  statistics.allocations++;
+  void* data = host.mutable_data();
+  return c10::DataPtr(data, new Block{std::move(host), bytes, device}, &free_block, Device(kSim, device));
+}
+
+inline c10::DataPtr allocate_on(size_t bytes, DeviceIndex device) {
+  check_memory(bytes, device);  // before the host's memory is touched
+  return adopt_memory(host_storage(bytes), device);
+}
+
+#if TORCH_RELEASE >= 209
+using AllocatorBase = c10::DeviceAllocator;
+#else
+using AllocatorBase = c10::Allocator;
+#endif
+
+struct DeviceMemory final : AllocatorBase {
+  c10::DataPtr allocate(size_t bytes) override { return allocate_on(bytes, current_device); }
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+
+#if TORCH_RELEASE >= 209
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t = {0, 0}) override {}  // nothing is cached
+  void recordStream(const c10::DataPtr&, Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
+    check_device(device);
+    auto& ours = memory_statistics[device];
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    for (auto* bytes : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
+      auto& all = (*bytes)[0];  // [0]: all pools together
+      all.current = ours.current;
+      all.peak = ours.peak;
+      all.allocated = ours.total;
+      all.freed = ours.total - ours.current;
+    }
+    stats.allocation[0].allocated = ours.allocations;
+    stats.num_ooms = ours.out_of_memory;
+    return stats;
+  }
+  void resetAccumulatedStats(DeviceIndex device) override {
+    check_device(device);
+    memory_statistics[device].total = memory_statistics[device].current.load();
+    memory_statistics[device].allocations = 0;
+    memory_statistics[device].out_of_memory = 0;
+  }
+  void resetPeakStats(DeviceIndex device) override {
+    check_device(device);
+    memory_statistics[device].peak = memory_statistics[device].current.load();
+  }
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device)
+#if TORCH_RELEASE >= 210
+      override
+#endif
+  {
+    check_device(device);
+    return {size_t(memory_limit - memory_statistics[device].current), size_t(memory_limit.load())};
+  }
+#endif
+};
+
+inline DeviceMemory* device_memory() {
+  static auto* allocator = new DeviceMemory;
+  return allocator;
+}
+
+// ---- pinned host memory: plain host memory that remembers it was asked for as pinned ---------------------------------
+
+class PinnedMemory final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const size_t length = std::max<size_t>(bytes, 1);
+    void* data = c10::GetCPUAllocator()->raw_allocate(length);
+    std::lock_guard<std::mutex> lock(mutex_);
+    length_[static_cast<const char*>(data)] = length;
+    return c10::DataPtr(data, data, &release, Device(c10::DeviceType::CPU));
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+
+  bool contains(const void* address) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto after = length_.upper_bound(static_cast<const char*>(address));
+    if (after == length_.begin()) return false;
+    --after;
+    return static_cast<const char*>(address) < after->first + after->second;
+  }
+
+ private:
+  static void release(void* data);
+  std::mutex mutex_;
+  std::map<const char*, size_t> length_;
+};
+
+inline PinnedMemory* pinned_memory() {
+  static auto* allocator = new PinnedMemory;
+  return allocator;
+}
+
+inline void PinnedMemory::release(void* data) {
+  {
+    std::lock_guard<std::mutex> lock(pinned_memory()->mutex_);
+    pinned_memory()->length_.erase(static_cast<const char*>(data));
+  }
+  c10::GetCPUAllocator()->raw_deallocate(data);
+}
+
+}  // namespace ditorch_sim

@@ -1,0 +1,18 @@
+// The simulated accelerator: to PyTorch a chip of its own (PrivateUse1), underneath host memory and the CPU's kernels.
+//
+// One translation unit, because every part wants the same heavy PyTorch headers: compiled together they take a third
+// of the time. No Python headers and no pybind: Python reaches it through torch.ops.ditorch_sim, so that one library
+// serves every Python of one torch release.
+//
+// Read in this order; each part only uses the ones before it.
+#include "release.h"    // which PyTorch this is
+#include "runtime.h"    // devices, streams and the simulated clock
+#include "memory.h"     // device memory and pinned memory
+#include "generator.h"  // random numbers
+#include "hooks.h"      // what PyTorch asks a backend: device guard, streams, events, hooks
+#include "alias.h"      // device tensor <-> CPU tensor on the same memory
+#include "fallback.h"   // any operator: run the CPU's kernel on the aliases
+#include "kernels.h"    // the few operators that a backend must bring itself, and all registrations
+#include "attention.h"  // scaled_dot_product_attention
+#include "autocast.h"   // the autocast policies
+#include "control.h"    // torch.ops.ditorch_sim: the Python side's way in

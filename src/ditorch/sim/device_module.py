@@ -1,0 +1,263 @@
+"""`torch.sim`: what torch.cuda is to CUDA, for the simulated accelerator.
+
+PyTorch finds it by `torch.get_device_module("sim")` and calls many of these names itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Union
+
+import torch
+
+DeviceLike = Union[torch.device, int, str, None]
+
+device_type = "sim"  # set by start(): the name the device carries
+default_generators: tuple[torch.Generator, ...] = ()  # set by start(), one per device
+
+
+# ---- devices -----------------------------------------------------------------------------------------------------
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def init() -> None:
+    """Nothing to do: start() has done it."""
+
+
+_lazy_init = init
+
+
+def _is_in_bad_fork() -> bool:
+    return False  # host memory and host kernels survive a fork
+
+
+def device_count() -> int:
+    return int(torch.ops.ditorch_sim.device_count())
+
+
+def current_device() -> int:
+    return int(torch.ops.ditorch_sim.current_device())
+
+
+def set_device(device: DeviceLike) -> None:
+    torch.ops.ditorch_sim.set_device(_index(device))
+
+
+def synchronize(device: DeviceLike = None) -> None:
+    """Waits until the device's queues have run out on the simulated clock."""
+    torch.ops.ditorch_sim.synchronize(_index(device))
+
+
+def get_device_name(device: DeviceLike = None) -> str:
+    return f"Simulated accelerator {device_type}:{_index(device)}"
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    name: str
+    total_memory: int
+
+
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
+    return DeviceProperties(get_device_name(device), mem_get_info(device)[1])
+
+
+class device:
+    """Makes another device the current one: `with torch.sim.device(1): …`"""
+
+    def __init__(self, device: DeviceLike) -> None:
+        self.index = _index(device)
+        self._previous = -1
+
+    def __enter__(self) -> None:
+        self._previous = current_device()
+        set_device(self.index)
+
+    def __exit__(self, *_: object) -> None:
+        set_device(self._previous)
+
+
+def _index(device: DeviceLike) -> int:
+    if device is None:
+        return current_device()
+    if isinstance(device, int):
+        return device
+    device = torch.device(device)
+    if device.type != device_type:
+        raise ValueError(f"Expected a {device_type} device, but got: {device}")
+    return current_device() if device.index is None else device.index
+
+
+# ---- random numbers ----------------------------------------------------------------------------------------------
+
+
+def manual_seed(seed: int) -> None:
+    torch.ops.ditorch_sim.seed(current_device(), int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    for index in range(device_count()):
+        torch.ops.ditorch_sim.seed(index, int(seed))
+
+
+def seed() -> None:
+    default_generators[current_device()].seed()
+
+
+def seed_all() -> None:
+    manual_seed_all(default_generators[current_device()].seed())
+
+
+def initial_seed() -> int:
+    return default_generators[current_device()].initial_seed()
+
+
+def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
+    return default_generators[_index(device)].get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
+    default_generators[_index(device)].set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [generator.get_state() for generator in default_generators]
+
+
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    for generator, state in zip(default_generators, new_states):
+        generator.set_state(state)
+
+
+# ---- numbers it computes in --------------------------------------------------------------------------------------
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.float16, torch.bfloat16]
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    return True
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+
+
+def _memory_statistic(device: DeviceLike, name: str) -> int:
+    return int(torch.ops.ditorch_sim.memory_statistic(_index(device), name))
+
+
+def memory_allocated(device: DeviceLike = None) -> int:
+    return _memory_statistic(device, "current")
+
+
+def max_memory_allocated(device: DeviceLike = None) -> int:
+    return _memory_statistic(device, "peak")
+
+
+# Nothing is cached, so what is reserved is what is allocated.
+def memory_reserved(device: DeviceLike = None) -> int:
+    return memory_allocated(device)
+
+
+def max_memory_reserved(device: DeviceLike = None) -> int:
+    return max_memory_allocated(device)
+
+
+def memory_stats(device: DeviceLike = None) -> dict[str, int]:
+    stats = {"allocation.all.allocated": _memory_statistic(device, "allocations")}
+    for kind in ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes"):
+        stats[f"{kind}.all.current"] = memory_allocated(device)
+        stats[f"{kind}.all.peak"] = max_memory_allocated(device)
+        stats[f"{kind}.all.allocated"] = _memory_statistic(device, "total")
+        stats[f"{kind}.all.freed"] = stats[f"{kind}.all.allocated"] - stats[f"{kind}.all.current"]
+    stats["num_ooms"] = _memory_statistic(device, "out_of_memory")
+    return stats
+
+
+def reset_peak_memory_stats(device: DeviceLike = None) -> None:
+    torch.ops.ditorch_sim.reset_peak_memory(_index(device))
+
+
+def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
+    """Free and total bytes."""
+    total = int(torch.ops.ditorch_sim.memory_limit())
+    return total - memory_allocated(device), total
+
+
+def empty_cache() -> None:
+    """Nothing is cached."""
+
+
+def set_memory_limit(bytes: int) -> None:
+    """From now on, allocating more than this on one device is an out-of-memory error."""
+    torch.ops.ditorch_sim.set_memory_limit(bytes)
+
+
+# ---- streams and events ------------------------------------------------------------------------------------------
+
+
+def _sleep(nanoseconds: int) -> None:
+    """Queues device time on the current stream; the host goes on at once."""
+    torch.ops.ditorch_sim.sleep(nanoseconds)
+
+
+class Stream(torch.Stream):
+    """A queue of device work."""
+
+    def __new__(cls, device: DeviceLike = None, priority: int = 0) -> Stream:
+        on = torch.device(device_type, _index(device))
+        return torch.Stream.__new__(cls, device=on, priority=priority)
+
+
+class Event(torch.Event):
+    """A point in a stream, on the simulated clock. Creating one gives a plain torch.Event, the only kind that
+    torch.Event.elapsed_time accepts."""
+
+    def __new__(  # type: ignore[misc]
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> torch.Event:
+        return torch.Event(device=torch.device(device_type, current_device()), enable_timing=enable_timing)
+
+
+def current_stream(device: DeviceLike = None) -> torch.Stream:
+    return torch.accelerator.current_stream(_index(device))
+
+
+def default_stream(device: DeviceLike = None) -> torch.Stream:
+    return torch.Stream(stream_id=0, device_index=_index(device), device_type=_device_type_number())
+
+
+def _device_type_number() -> int:
+    return int(torch.Stream(device=torch.device(device_type, 0)).device_type)
+
+
+def set_stream(stream: torch.Stream) -> None:
+    torch.accelerator.set_stream(stream)
+
+
+class stream:
+    """Makes another stream the current one: `with torch.sim.stream(s): …`; None changes nothing."""
+
+    def __init__(self, stream: Optional[torch.Stream]) -> None:
+        self.stream = stream
+        self._previous: Optional[torch.Stream] = None
+        self._previous_device = -1
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self._previous_device = current_device()
+            self._previous = torch.accelerator.current_stream(self.stream.device)
+            torch.accelerator.set_stream(self.stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            torch.accelerator.set_stream(self._previous)  # makes the stream's device the current one, too
+            set_device(self._previous_device)

@@ -1,0 +1,52 @@
+"""Shared by all tests: the simulated accelerator, and the check that a test leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Callable
+
+import pytest
+import torch
+
+from ditorch import sim
+
+from .leaks import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+torch.set_num_threads(1)  # the tests run in parallel already, and results then do not depend on the machine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _simulated_accelerator() -> None:
+    sim.start()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    torch.manual_seed(0)
+    before = snapshot()
+    yield
+    after = snapshot()
+    changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+    assert not changed, f"the test left something behind (before, after): {changed}"
+
+
+@pytest.fixture
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python code in a process of its own: for what ends a process, or can be done once in one."""
+
+    def run(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment}
+        )
+        if check:
+            assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run

@@ -1,0 +1,82 @@
+"""What a test could leave behind in the process: patches, modes, hooks, environment, threads, defaults, faults."""
+
+from __future__ import annotations
+
+import os
+import threading
+import types
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.nn.modules.module
+import torch.optim.optimizer
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from ditorch.sim import faults
+
+# Where this project patches, or could.
+_PATCHABLE = (
+    torch,
+    torch.Tensor,
+    torch.accelerator,
+    torch.amp,
+    torch.autograd,
+    torch.cuda,
+    torch.cuda.amp,
+    torch.distributed,
+    torch.nn.Module,
+    torch.nn.functional,
+    torch.optim.Optimizer,
+    torch.serialization,
+    torch.sparse,
+    torch.storage.UntypedStorage,
+)
+
+
+def _attributes() -> dict[str, int]:
+    """Every attribute by identity; submodules are left out, because importing one adds it to its parent."""
+    return {
+        f"{owner.__name__}.{name}": id(value)
+        for owner in _PATCHABLE
+        for name, value in vars(owner).items()
+        if not isinstance(value, types.ModuleType)
+    }
+
+
+def _hooks() -> dict[str, int]:
+    return {
+        f"{owner.__name__}.{name}": len(value)
+        for owner in (torch.nn.modules.module, torch.optim.optimizer)
+        for name, value in vars(owner).items()
+        if name.startswith("_global") and isinstance(value, dict)
+    }
+
+
+def _threads() -> set[str]:
+    """Python's threads; PyTorch's own, which Python only knows by sight, live as long as the process."""
+    return {t.name for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+
+
+def snapshot() -> dict[str, Any]:
+    """The state of the process, to be compared with a later one."""
+    # pytest names the running test in this variable
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    state: dict[str, Any] = {f"attribute {name}": value for name, value in _attributes().items()}
+    state.update({f"hooks {name}": value for name, value in _hooks().items()})
+    state.update({f"environment {name}": value for name, value in environment.items()})
+    state["environment"] = set(environment)
+    state["threads"] = _threads()
+    state["function modes"] = len(_get_current_function_mode_stack())
+    state["dispatch modes"] = len(_get_current_dispatch_mode_stack())
+    state["default dtype"] = torch.get_default_dtype()
+    state["default device"] = torch.get_default_device()
+    state["gradients"] = torch.is_grad_enabled()
+    state["autocast"] = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("sim")
+    state["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    state["device"] = torch.accelerator.current_device_index(), torch.accelerator.current_stream()
+    state["memory limit"] = torch.get_device_module("sim").mem_get_info()[1]
+    state["faults"] = faults.active()
+    state["folder"] = os.getcwd()
+    return state
