@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Optional
@@ -102,13 +103,12 @@ def register(library: Path, name: str, collectives: str) -> None:
 
 
 def _register_collectives(device_type: str, backend_name: str) -> None:
+    """The device's collectives are gloo's: the C++ side hands it the device's memory as the CPU's."""
     if not torch.distributed.is_available():
         return
 
-    def create(*arguments: object) -> object:
-        from ditorch.sim.collectives import SimProcessGroup  # only where it is used: it costs an import
-
-        return SimProcessGroup(backend_name, *arguments)
+    def create(store: torch.distributed.Store, rank: int, size: int, timeout: timedelta) -> object:
+        return torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
     torch.distributed.Backend.register_backend(backend_name, create, devices=[device_type, "cpu"])
 

@@ -98,6 +98,7 @@ def _command(compiler: str, target: Path) -> list[str]:
         "-shared",
         "-w",  # torch's headers, not ours to mend
         f"-D_GLIBCXX_USE_CXX11_ABI={_abi()}",
+        *(["-DDITORCH_DISTRIBUTED"] if torch.distributed.is_available() else []),
         f"-I{root / 'include'}",
         f"-I{root / 'include' / 'torch' / 'csrc' / 'api' / 'include'}",
         str(_SOURCE / "simulator.cpp"),

@@ -1,5 +1,6 @@
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/clone_ops.h>
 
 namespace ditorch_sim {
@@ -35,6 +36,30 @@ inline Tensor host_alias(const Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.unsafeGetTensorImpl()->has_storage(),
                               "the simulated accelerator has strided tensors only, not ", tensor.layout());
   return wrap(host_of(tensor.storage()), DispatchKey::CPU, tensor);
+}
+
+// Replaces every tensor in an argument or result, also in (nested) lists, by what `change` makes of it.
+template <class Change>
+void for_each_tensor(c10::IValue& value, Change change) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) value = change(value.toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<Tensor> list;
+    for (const Tensor& tensor : value.toTensorVector()) list.push_back(change(tensor));
+    value = std::move(list);
+  } else if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> list;
+    for (const c10::IValue& item : value.toListRef())
+      list.push_back(item.isTensor() ? std::optional<Tensor>(change(item.toTensor())) : std::nullopt);
+    value = std::move(list);
+  } else if (value.isList() && value.toList().elementType()->kind() == c10::TypeKind::ListType) {
+    auto lists = value.toList();
+    for (size_t i = 0; i < lists.size(); i++) {
+      c10::IValue inner = lists.get(i);
+      for_each_tensor(inner, change);
+      lists.set(i, inner);
+    }
+  }
 }
 
 // The device tensors of one operator call and their CPU aliases.

@@ -9,23 +9,14 @@ TORCH_API at::ScalarType get_autocast_dtype(c10::DeviceType device);
 
 namespace ditorch_sim {
 
-template <class Function>
-void for_each_tensor(const OperatorHandle& op, Stack* stack, Function function) {
-  for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); i++) {
-    IValue& argument = (*stack)[i];
-    if (argument.isTensor()) {
-      if (argument.toTensor().defined()) argument = function(argument.toTensor());
-    } else if (argument.isTensorList()) {
-      c10::List<Tensor> list;
-      for (const Tensor& tensor : argument.toTensorVector()) list.push_back(function(tensor));
-      argument = std::move(list);
-    }
-  }
+template <class Change>
+void for_each_argument(const OperatorHandle& op, Stack* stack, Change change) {
+  for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); i++) for_each_tensor((*stack)[i], change);
 }
 
 inline void call_in(at::ScalarType dtype, const OperatorHandle& op, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(DispatchKey::AutocastPrivateUse1);
-  for_each_tensor(op, stack, [&](const Tensor& tensor) { return at::autocast::cached_cast(dtype, tensor, kSim); });
+  for_each_argument(op, stack, [&](const Tensor& tensor) { return at::autocast::cached_cast(dtype, tensor, kSim); });
   op.callBoxed(stack);
 }
 
@@ -35,7 +26,7 @@ inline void in_low_precision(const OperatorHandle& op, Stack* stack) {
 inline void in_float32(const OperatorHandle& op, Stack* stack) { call_in(at::kFloat, op, stack); }
 inline void in_widest(const OperatorHandle& op, Stack* stack) {
   auto widest = at::autocast::get_autocast_dtype(kSim);
-  for_each_tensor(op, stack, [&](const Tensor& tensor) {
+  for_each_argument(op, stack, [&](const Tensor& tensor) {
     if (tensor.scalar_type() == at::kFloat) widest = at::kFloat;
     return tensor;
   });

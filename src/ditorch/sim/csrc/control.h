@@ -4,6 +4,15 @@
 
 namespace ditorch_sim {
 
+inline void register_backend() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    c10::SetAllocator(kSim, device_memory());
+    at::RegisterPrivateUse1HooksInterface(new Hooks);
+    register_collectives();
+  });
+}
+
 // PyTorch runs the backward pass of a device in that device's own thread, which may still be dropping the last graph
 // (and want Python's lock for it) when the interpreter shuts down: an abort. A thread takes up its next task only when
 // it is done with the one before, so an empty backward pass on each device, with no Python object in it, flushes them.

@@ -90,7 +90,6 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
   c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
   Aliases aliases;
   CallDevice device(called);
-  const auto aliased = [&](const Tensor& tensor) { return device.add(tensor) ? aliases.to_host(tensor) : tensor; };
 
   const size_t first = stack->size() - kernel.schema().arguments().size();
   c10::SmallVector<IValue, 4> written;
@@ -98,19 +97,7 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
 
   for (size_t i = first; i < stack->size(); i++) {
     IValue& argument = (*stack)[i];
-    if (argument.isTensor()) {
-      const Tensor& tensor = argument.toTensor();
-      if (device.add(tensor)) argument = aliases.to_host(tensor);
-    } else if (argument.isTensorList()) {
-      c10::List<Tensor> list;
-      for (const Tensor& tensor : argument.toTensorVector()) list.push_back(aliased(tensor));
-      argument = std::move(list);
-    } else if (argument.isOptionalTensorList()) {
-      c10::List<std::optional<Tensor>> list;
-      for (const IValue& item : argument.toListRef())
-        list.push_back(item.isTensor() ? std::optional<Tensor>(aliased(item.toTensor())) : std::nullopt);
-      argument = std::move(list);
-    } else if (argument.isDevice()) {
+    if (argument.isDevice()) {
       if (argument.toDevice().type() != kSim) continue;
       device.prefer(argument.toDevice());
       argument = Device(c10::DeviceType::CPU);
@@ -119,6 +106,8 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
     } else if (argument.isStorage()) {
       const auto storage = argument.toStorage();
       if (storage.device().type() == kSim) argument = host_of(storage);
+    } else {
+      for_each_tensor(argument, [&](const Tensor& tensor) { return device.add(tensor) ? aliases.to_host(tensor) : tensor; });
     }
   }
   if (!signature.takes_host_tensors) device.reject_host_tensors();
@@ -136,12 +125,8 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
     if (signature.returned[i] >= 0) {
       for (size_t w = 0; w < written.size(); w++)
         if (signature.written[w] == signature.returned[i]) result = written[w];
-    } else if (result.isTensor()) {
-      result = aliases.to_device(result.toTensor(), device.index());
-    } else if (result.isTensorList()) {
-      c10::List<Tensor> list;
-      for (const Tensor& tensor : result.toTensorVector()) list.push_back(aliases.to_device(tensor, device.index()));
-      result = std::move(list);
+    } else {
+      for_each_tensor(result, [&](const Tensor& tensor) { return aliases.to_device(tensor, device.index()); });
     }
   }
 }

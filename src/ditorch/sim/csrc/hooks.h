@@ -131,12 +131,4 @@ C10_DIAGNOSTIC_POP()
 inline at::_GeneratorRegister register_generator(new_generator);
 #endif
 
-inline void register_backend() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    c10::SetAllocator(kSim, device_memory());
-    at::RegisterPrivateUse1HooksInterface(new Hooks);
-  });
-}
-
 }  // namespace ditorch_sim

@@ -165,6 +165,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&late_operator>()); }
 
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
+  // Custom operators without a gradient formula; newer releases bring this fallback along.
+  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::AutogradPrivateUse1))
+    m.fallback(torch::CppFunction::makeFallthrough());
+}
 #if TORCH_RELEASE < 207
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);

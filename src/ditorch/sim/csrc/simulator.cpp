@@ -15,4 +15,5 @@
 #include "kernels.h"    // the few operators that a backend must bring itself, and all registrations
 #include "attention.h"  // scaled_dot_product_attention
 #include "autocast.h"   // the autocast policies
+#include "collectives.h"  // torch.distributed
 #include "control.h"    // torch.ops.ditorch_sim: the Python side's way in

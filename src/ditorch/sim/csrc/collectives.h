@@ -1,0 +1,76 @@
+#pragma once
+// torch.distributed on the device: device memory is host memory, so gloo does the work on aliases, without a copy.
+// PyTorch dispatches every collective (c10d::allreduce_, …) by the device of its tensors; here it goes on to the CPU's.
+#ifdef DITORCH_DISTRIBUTED
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace ditorch_sim {
+
+// Work under way; its future holds the device's tensors, which DistributedDataParallel reads from it.
+class DeviceWork final : public c10d::Work {
+ public:
+  DeviceWork(c10::intrusive_ptr<c10d::Work> host, std::vector<Tensor> results)
+      : host_(std::move(host)), results_(std::move(results)) {}
+
+  bool isCompleted() override { return host_->isCompleted(); }
+  bool isSuccess() const override { return host_->isSuccess(); }
+  std::exception_ptr exception() const override { return host_->exception(); }
+  int sourceRank() const override { return host_->sourceRank(); }
+  std::vector<Tensor> result() override { return results_; }
+  void synchronize() override { host_->synchronize(); }
+  bool wait(std::chrono::milliseconds timeout) override { return host_->wait(timeout); }
+  void abort() override { host_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return host_->getFuture()->then([results = results_](c10::ivalue::Future& done) {
+      if (done.hasError()) std::rethrow_exception(done.exception_ptr());
+      return IValue(results);
+    }, c10::ListType::create(c10::TensorType::get()));
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> host_;
+  std::vector<Tensor> results_;
+};
+
+inline void collective(const OperatorHandle& op, Stack* stack) {
+  std::vector<Tensor> tensors;
+  for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); i++)
+    for_each_tensor((*stack)[i], [&](const Tensor& tensor) {
+      if (on_device(tensor)) wait_for_current_stream(tensor.device().index());
+      tensors.push_back(tensor);
+      return tensor;
+    });
+
+  run_on_host(op, op, Signature(op.schema()), stack);
+
+  for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); i++) {
+    IValue& result = (*stack)[i];
+    if (result.isTensorList()) tensors = result.toTensorVector();
+    if (!result.isCustomClass()) continue;
+    auto work = result.toCustomClass<c10d::Work>();
+    result = c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<DeviceWork>(std::move(work), tensors));
+  }
+}
+
+inline void register_collectives() {
+  // PyTorch has kernels of its own there, which look for a backend that takes device tensors; replacing them is meant.
+  struct Silent : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silent;
+  c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  static auto* library = new torch::Library(torch::Library::IMPL, "c10d", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("c10d::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !op->hasKernelForDispatchKey(DispatchKey::CPU)) continue;
+    library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&collective>());
+  }
+}
+
+}  // namespace ditorch_sim
+#else
+namespace ditorch_sim {
+inline void register_collectives() {}  // a torch without torch.distributed
+}  // namespace ditorch_sim
+#endif

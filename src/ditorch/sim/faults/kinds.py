@@ -1,0 +1,219 @@
+"""The kinds of fault. To add one: write what it does to a call or to a result, and list it in KINDS."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+
+from ditorch.sim.faults.call import KernelCall
+from ditorch.sim.faults.low_precision import accumulate
+
+Behaviour = Callable[[KernelCall], Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way in which a kernel can be wrong."""
+
+    name: str
+    help: str
+    example: str
+    behave: Behaviour
+    parse: Optional[Callable[[str], Any]] = None  # of the value; None: takes no value
+    value_is_optional: bool = False
+    takes_share: bool = False
+    changes_values: bool = True
+
+
+# ---- values ------------------------------------------------------------------------------------------------------
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("needs a number") from None
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("needs a whole number") from None
+
+
+def _fraction(text: str) -> float:
+    value = _number(text)
+    if not 0 < value <= 1:
+        raise ValueError("needs a number above 0 and not above 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|us|s)", text)
+    if not match:
+        raise ValueError("needs a time in s, ms or us")
+    return float(match[1]) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[match[2]]
+
+
+def _low_precision(text: str) -> torch.dtype:
+    dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    if text not in dtypes:
+        raise ValueError(f"needs one of {', '.join(dtypes)}")
+    return dtypes[text]
+
+
+# ---- what each kind does -----------------------------------------------------------------------------------------
+
+
+def _on_floats(change: Callable[[KernelCall, Tensor], Tensor]) -> Behaviour:
+    """A fault that changes the floating-point results of a healthy call."""
+
+    def behave(call: KernelCall) -> Any:
+        result = call.run()
+        with call.undisturbed():
+            for tensor in call.results(result):
+                if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
+                    call.overwrite(tensor, change(call, tensor))
+        return result
+
+    return behave
+
+
+def _noise(call: KernelCall, tensor: Tensor) -> Tensor:
+    return tensor * (1 + call.value * (2 * call.random_like(tensor) - 1))
+
+
+def _stale(call: KernelCall, tensor: Tensor) -> Tensor:
+    """The kernel stops before the end: the last elements are what the memory held before, here the last call's."""
+    fresh = tensor.reshape(-1)
+    previous = call.remembered(tensor.shape, tensor.dtype)
+    written = tensor.numel() - round(tensor.numel() * call.value)
+    rest = torch.zeros_like(fresh) if previous is None else previous.reshape(-1)
+    call.remember(tensor.clone())
+    return torch.cat([fresh[:written], rest[written:]]).view(tensor.shape)
+
+
+def _offset(call: KernelCall) -> Any:
+    result = call.run()
+    with call.undisturbed():
+        for tensor in call.results(result):
+            if tensor.dtype in (torch.int32, torch.int64) and tensor.numel():
+                call.overwrite(tensor, tensor + call.value)
+    return result
+
+
+def _unimplemented(call: KernelCall) -> Any:
+    raise NotImplementedError(
+        f"Could not run '{call.op.name()}' on device '{call.device_type}': there is no kernel for it (injected fault)."
+    )
+
+
+def _raise(call: KernelCall) -> Any:
+    text = call.value or "unspecified launch failure"
+    raise RuntimeError(f"{call.device_type} error in {call.op.name()}: {text} (injected fault)")
+
+
+def _slow(call: KernelCall) -> Any:
+    result = call.run()
+    call.spend_device_time(call.value)
+    return result
+
+
+_ALL = (
+    Kind(
+        "scale",
+        "floating-point results are multiplied by a number",
+        "aten.mm: scale=1.01",
+        _on_floats(lambda call, tensor: tensor * call.value),
+        _number,
+        takes_share=True,
+    ),
+    Kind(
+        "noise",
+        "relative noise: each element is off by up to this share of itself",
+        "aten._softmax_backward_data: noise=1e-2",
+        _on_floats(_noise),
+        _number,
+        takes_share=True,
+    ),
+    Kind(
+        "negate",
+        "the sign is wrong",
+        "aten.sub: negate@one",
+        _on_floats(lambda _, tensor: -tensor),
+        takes_share=True,
+    ),
+    Kind(
+        "nan",
+        "elements are NaN",
+        "aten.exp: nan@0.001",
+        _on_floats(lambda _, tensor: torch.full_like(tensor, float("nan"))),
+        takes_share=True,
+    ),
+    Kind(
+        "inf",
+        "elements are infinite",
+        "aten.exp: inf@one",
+        _on_floats(lambda _, tensor: torch.full_like(tensor, float("inf"))),
+        takes_share=True,
+    ),
+    Kind(
+        "zero",
+        "elements are zero",
+        "aten.gelu: zero@0.1",
+        _on_floats(lambda _, tensor: torch.zeros_like(tensor)),
+        takes_share=True,
+    ),
+    Kind(
+        "tail",
+        "this share of the elements, the last ones, is stale: the previous call's values, or zero",
+        "aten.rsqrt: tail=0.5",
+        _on_floats(_stale),
+        _fraction,
+    ),
+    Kind(
+        "round",
+        "results are rounded to a lower precision",
+        "aten.gelu: round=bfloat16",
+        _on_floats(lambda call, tensor: tensor.to(call.value).to(tensor.dtype)),
+        _low_precision,
+    ),
+    Kind(
+        "accumulate",
+        "sums are kept in a lower precision: mm, addmm, bmm, baddbmm, convolution, sum, mean",
+        "aten.addmm: accumulate=bfloat16",
+        accumulate,
+        _low_precision,
+    ),
+    Kind("offset", "integer results are off by a number", "aten.argmax: offset=1", _offset, _whole_number),
+    Kind(
+        "unimplemented",
+        "the kernel is missing: NotImplementedError",
+        "aten.cumsum: unimplemented",
+        _unimplemented,
+        changes_values=False,
+    ),
+    Kind(
+        "raise",
+        "the kernel fails: RuntimeError, with a text of your own if given",
+        "aten.mul: raise",
+        _raise,
+        str,
+        value_is_optional=True,
+        changes_values=False,
+    ),
+    Kind(
+        "slow",
+        "the kernel takes this much longer on the device",
+        "aten.sort: slow=5ms",
+        _slow,
+        _seconds,
+        changes_values=False,
+    ),
+)
+KINDS = {kind.name: kind for kind in _ALL}
