@@ -6,17 +6,17 @@ import os
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Callable
+from collections.abc import Iterator
+from typing import Callable
 
 import pytest
 import torch
 
+os.environ["DITORCH_DISABLE_MOCK"] = "1"  # each test says itself what it installs
+
 from ditorch import sim
 
 from .leaks import snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 torch.set_num_threads(1)  # the tests run in parallel already, and results then do not depend on the machine
 
@@ -42,9 +42,7 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment}
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment})
         if check:
             assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Generic, TypeVar
+from typing import Any, Callable, Generic, TypeVar
 
 from ditorch.errors import SettingError
 
@@ -39,6 +39,12 @@ def _device_count(text: str) -> int:
     return int(text)
 
 
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("it must be 0 or 1")
+    return text == "1"
+
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -55,6 +61,7 @@ BACKEND = Setting(
     str,
     "the accelerator to use, by name; unset: the one that is there, or the simulated one",
 )
+DISABLE_MOCK = Setting("DITORCH_DISABLE_MOCK", False, _switch, "1: `import ditorch` leaves torch alone")
 FAULTS = Setting(
     "DITORCH_FAULTS",
     "",
@@ -77,4 +84,4 @@ CACHE = Setting(
     "the folder for what is built once and kept, such as the simulated accelerator",
 )
 
-ALL: tuple[Setting[object], ...] = (BACKEND, FAULTS, SIM_DEVICES, SIM_MEMORY, CACHE)
+ALL: tuple[Setting[Any], ...] = (BACKEND, DISABLE_MOCK, FAULTS, SIM_DEVICES, SIM_MEMORY, CACHE)

@@ -1,6 +1,7 @@
 """The simulated accelerator: a device of its own to PyTorch, on a machine that has none.
 
     >>> import torch
+from torch.utils import backend_registration
     >>> from ditorch import sim
     >>> sim.start()
     >>> torch.ones(3, device="sim") + 1
@@ -17,33 +18,35 @@ newer, and a C++ compiler on first use.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Optional
+from typing import Any
 
 import torch
+from torch.utils import backend_registration
 
 from ditorch.errors import SimulatorError
 from ditorch.settings import SIM_DEVICES, SIM_MEMORY
 
 __all__ = ["start", "started_as"]
 
-_started_as: Optional[str] = None
+_started_as: str | None = None
 
 
-def started_as() -> Optional[str]:
+def started_as() -> str | None:
     """The device type the simulated accelerator runs under in this process, or None if it was not started."""
     return _started_as
 
 
-def start(name: str = "sim", collectives: Optional[str] = None) -> ModuleType:
+def start(name: str = "sim", collectives: str | None = None) -> ModuleType:
     """Starts the simulated accelerator as device type `name` and returns its module, which is `torch.<name>` too.
 
-    `name` may be a real chip's (`npu`, `mlu`, …), to rehearse what runs on that chip. `collectives` names its backend in
-    torch.distributed, `<name>ccl` unless told. Starting it again under the same name does nothing.
+    `name` may be a real chip's (`npu`, `mlu`, …), to rehearse what runs on that chip. `collectives` names its backend
+    in torch.distributed, `<name>ccl` unless told. Starting it again under the same name does nothing.
     """
     global _started_as
     if _started_as is None:
@@ -90,13 +93,13 @@ def register(library: Path, name: str, collectives: str) -> None:
     torch.ops.load_library(str(library))
     torch.ops.ditorch_sim.register_backend()
     torch.ops.ditorch_sim.set_memory_limit(limit)
-    torch.utils.rename_privateuse1_backend(name)
+    backend_registration.rename_privateuse1_backend(name)
     device_module.device_type = name
     device_module.default_generators = tuple(
         torch.ops.ditorch_sim.default_generator(index) for index in range(device_module.device_count())
     )
     torch._register_device_module(name, device_module)
-    torch.utils.generate_methods_for_privateuse1_backend()
+    backend_registration.generate_methods_for_privateuse1_backend()
     rnn.register()
     _register_collectives(name, collectives)
     atexit.register(_finish_backward_threads)
@@ -107,7 +110,7 @@ def _register_collectives(device_type: str, backend_name: str) -> None:
     if not torch.distributed.is_available():
         return
 
-    def create(store: torch.distributed.Store, rank: int, size: int, timeout: timedelta) -> object:
+    def create(store: Any, rank: int, size: int, timeout: timedelta) -> object:
         return torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
     torch.distributed.Backend.register_backend(backend_name, create, devices=[device_type, "cpu"])
@@ -118,7 +121,6 @@ def _host_memory() -> int:
 
 
 def _finish_backward_threads() -> None:
-    try:
+    # PyTorch refuses in a forked child of a process that ran backward; there are no threads to wait for then.
+    with contextlib.suppress(RuntimeError):
         torch.ops.ditorch_sim.finish_backward_threads()
-    except RuntimeError:
-        pass  # a forked child of a process that ran backward: its device threads do not exist, nothing to wait for

@@ -123,7 +123,8 @@ def _build(path: Path) -> None:
 
 
 def _run(command: list[str], complaint: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    search = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": search, "DITORCH_DISABLE_MOCK": "1"}  # the probe starts it by itself
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode == 0:
         return

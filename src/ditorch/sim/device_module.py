@@ -6,7 +6,7 @@ PyTorch finds it by `torch.get_device_module("sim")` and calls many of these nam
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Union
 
 import torch
 
@@ -246,9 +246,9 @@ def set_stream(stream: torch.Stream) -> None:
 class stream:
     """Makes another stream the current one: `with torch.sim.stream(s): …`; None changes nothing."""
 
-    def __init__(self, stream: Optional[torch.Stream]) -> None:
+    def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
-        self._previous: Optional[torch.Stream] = None
+        self._previous: torch.Stream | None = None
         self._previous_device = -1
 
     def __enter__(self) -> None:

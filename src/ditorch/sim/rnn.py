@@ -5,8 +5,6 @@ PyTorch's C++ code calls these fused cells on every PrivateUse1 device and never
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -15,11 +13,11 @@ def _lstm_cell(
     input_gates: Tensor,
     hidden_gates: Tensor,
     cell: Tensor,
-    input_bias: Optional[Tensor] = None,
-    hidden_bias: Optional[Tensor] = None,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     gates = input_gates + hidden_gates
-    if input_bias is not None:
+    if input_bias is not None and hidden_bias is not None:
         gates = gates + input_bias + hidden_bias
     in_gate, forget_gate, candidate, out_gate = gates.chunk(4, 1)
     in_gate, forget_gate, out_gate = in_gate.sigmoid(), forget_gate.sigmoid(), out_gate.sigmoid()
@@ -29,8 +27,8 @@ def _lstm_cell(
 
 
 def _lstm_cell_backward(
-    grad_hidden: Optional[Tensor],
-    grad_cell: Optional[Tensor],
+    grad_hidden: Tensor | None,
+    grad_cell: Tensor | None,
     cell: Tensor,
     new_cell: Tensor,
     workspace: Tensor,
@@ -59,10 +57,10 @@ def _gru_cell(
     input_gates: Tensor,
     hidden_gates: Tensor,
     hidden: Tensor,
-    input_bias: Optional[Tensor] = None,
-    hidden_bias: Optional[Tensor] = None,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    if input_bias is not None:
+    if input_bias is not None and hidden_bias is not None:
         input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
     input_reset, input_update, input_new = input_gates.chunk(3, 1)
     hidden_reset, hidden_update, hidden_new = hidden_gates.chunk(3, 1)
@@ -88,7 +86,7 @@ def _bias_gradient(grad: Tensor, has_bias: bool) -> Tensor:
     return grad.sum(0) if has_bias else grad.new_empty(0)
 
 
-_library: Optional[torch.library.Library] = None  # kernels live as long as their library object
+_library: torch.library.Library | None = None  # kernels live as long as their library object
 
 
 def register() -> None:

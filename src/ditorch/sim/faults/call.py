@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ class KernelCall:
             chosen = torch.zeros(tensor.numel(), dtype=torch.bool)
             chosen[int(torch.randint(tensor.numel(), (), generator=self._generator))] = True
             return chosen.view(tensor.shape).to(tensor.device)
-        return self.random_like(tensor) < self._share
+        return torch.lt(self.random_like(tensor), self._share)
 
     def random_like(self, tensor: Tensor) -> Tensor:
         """Uniform numbers between 0 and 1 in the tensor's shape."""
@@ -100,7 +100,7 @@ class KernelCall:
     def remember(self, tensor: Tensor) -> None:
         self._memory[tensor.shape, tensor.dtype] = tensor
 
-    def remembered(self, shape: torch.Size, dtype: torch.dtype) -> Optional[Tensor]:
+    def remembered(self, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
         return self._memory.get((shape, dtype))
 
     def spend_device_time(self, seconds: float) -> None:
@@ -121,10 +121,10 @@ def _cuda_cycles_per_second() -> float:
     """How fast torch.cuda._sleep counts, measured once."""
     if not _measured_cycles:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]  # wakes the device up
-        begin.record()  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
-        end.record()  # type: ignore[no-untyped-call]
-        end.synchronize()  # type: ignore[no-untyped-call]
-        _measured_cycles.append(10_000_000 / (begin.elapsed_time(end) / 1e3))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(10_000_000)  # wakes the device up
+        begin.record()
+        torch.cuda._sleep(10_000_000)
+        end.record()
+        end.synchronize()
+        _measured_cycles.append(10_000_000 / (begin.elapsed_time(end) / 1e3))
     return _measured_cycles[0]

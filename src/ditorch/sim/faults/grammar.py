@@ -1,19 +1,19 @@
 """The language of faults: text in, `Fault` objects out.
 
-    faults  = fault (";" fault)*
-    fault   = kernels ":" kind ("," option)*
-    kernels = "aten.mm"        every variant of a kernel: mm, mm_ and mm.out
-            | "aten.add.Tensor"  one overload
-            | "aten.*backward*"  a pattern
-    kind    = name ["=" value] ["@" share]     share of the elements, 0 to 1, or "one"
-    option  = "after=" N | "every=" N | "seed=" N | "phase=" ("forward" | "backward")
+faults  = fault (";" fault)*
+fault   = kernels ":" kind ("," option)*
+kernels = "aten.mm"        every variant of a kernel: mm, mm_ and mm.out
+        | "aten.add.Tensor"  one overload
+        | "aten.*backward*"  a pattern
+kind    = name ["=" value] ["@" share]     share of the elements, 0 to 1, or "one"
+option  = "after=" N | "every=" N | "seed=" N | "phase=" ("forward" | "backward")
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from ditorch.errors import FaultError
 from ditorch.sim.faults.kinds import KINDS, Kind
@@ -29,11 +29,11 @@ class Fault:
     kernels: str
     kind: Kind
     value: Any = None
-    share: Optional[Share] = None
+    share: Share | None = None
     after: int = 0
     every: int = 1
     seed: int = 0
-    phase: Optional[str] = None
+    phase: str | None = None
 
     def hits(self, call_number: int) -> bool:
         """Whether the kernel's call with this number, counted from 0, is a broken one."""
@@ -55,13 +55,15 @@ def _parse_one(text: str) -> Fault:
     if not colon or not rest.strip():
         raise _error(text, "there is no ':' with a kind of fault behind it, as in 'aten.mm: scale=1.01'")
     if not re.fullmatch(r"\w+(\.[\w*?\[\]]+){1,2}", kernels):
-        raise _error(text, f"'{kernels}' is not the name of a kernel, such as aten.mm, aten.add.Tensor or aten.*_backward")
+        raise _error(
+            text, f"'{kernels}' is not the name of a kernel, such as aten.mm, aten.add.Tensor or aten.*_backward"
+        )
     first, *options = [item.strip() for item in rest.split(",")]
     kind, value, share = _parse_kind(text, first)
     return Fault(text, kernels, kind, value, share, **_parse_options(text, options))
 
 
-def _parse_kind(text: str, item: str) -> tuple[Kind, Any, Optional[Share]]:
+def _parse_kind(text: str, item: str) -> tuple[Kind, Any, Share | None]:
     match = re.fullmatch(r"(\w+)\s*(?:=\s*([^@]+?))?\s*(?:@\s*(\S+))?", item)
     kind = KINDS.get(match[1]) if match else None
     if match is None or kind is None:
@@ -106,7 +108,9 @@ def _parse_options(text: str, items: list[str]) -> dict[str, Any]:
             options[name] = value
         elif name in ("after", "every", "seed"):
             if not value.isdigit() or (name == "every" and int(value) == 0):
-                raise _error(text, f"{name} must be a whole number{' above 0' if name == 'every' else ''}, not '{value}'")
+                raise _error(
+                    text, f"{name} must be a whole number{' above 0' if name == 'every' else ''}, not '{value}'"
+                )
             options[name] = int(value)
         else:
             raise _error(text, f"'{item}' is not an option; there are after=N, every=N, seed=N, phase=forward|backward")

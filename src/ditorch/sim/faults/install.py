@@ -7,7 +7,7 @@ import fnmatch
 import threading
 import warnings
 from collections.abc import Iterable
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 
@@ -59,7 +59,7 @@ class Injection:
         self.remove()
 
 
-def inject(faults: str, device: Optional[str] = None) -> Injection:
+def inject(faults: str, device: str | None = None) -> Injection:
     """Breaks kernels of `device`, the accelerator in use unless told, until the result is removed or its block left."""
     return Injection(parse(faults), device or _current_device_type(faults))
 
@@ -81,7 +81,9 @@ class InstalledFault:
         self._thread = threading.local()
         self._lock = threading.Lock()
 
-    def apply(self, op: Op, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+    def apply(
+        self, op: Op, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]
+    ) -> Any:
         """Calls the kernel by `run`, as it is or broken."""
         # A kernel may call another variant of itself (sum calls sum.dim_IntList): it is broken once, not twice.
         if getattr(self._thread, "inside", False) or self.fault.phase not in (None, _phase()):
@@ -121,7 +123,7 @@ class BrokenKernel:
         get_kernel = getattr(torch.library, "get_kernel", None)  # torch 2.10 and newer
         self._original = get_kernel(op, key) if get_kernel else None
         self._expects_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
-        self._library: Optional[torch.library.Library] = None
+        self._library: torch.library.Library | None = None
         self._register()
         _broken[op.name(), key] = self
 
@@ -169,7 +171,6 @@ class BrokenKernel:
             finally:
                 self._register()
 
-
     def _with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """PyTorch hands a Python kernel `x * 2.0` with the plain number 2.0; the original wants a tensor."""
         first = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
@@ -179,7 +180,7 @@ class BrokenKernel:
         )
 
 
-def _number_as_tensor(number: Any, beside: Optional[torch.Tensor]) -> torch.Tensor:
+def _number_as_tensor(number: Any, beside: torch.Tensor | None) -> torch.Tensor:
     """A scalar tensor that promotes like the number: it never widens the dtype of the tensor beside it."""
     if beside is None:
         return torch.tensor(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class Kind:
     help: str
     example: str
     behave: Behaviour
-    parse: Optional[Callable[[str], Any]] = None  # of the value; None: takes no value
+    parse: Callable[[str], Any] | None = None  # of the value; None: takes no value
     value_is_optional: bool = False
     takes_share: bool = False
     changes_values: bool = True
@@ -85,7 +85,7 @@ def _on_floats(change: Callable[[KernelCall, Tensor], Tensor]) -> Behaviour:
 
 
 def _noise(call: KernelCall, tensor: Tensor) -> Tensor:
-    return tensor * (1 + call.value * (2 * call.random_like(tensor) - 1))
+    return torch.mul(tensor, 1 + call.value * (2 * call.random_like(tensor) - 1))
 
 
 def _stale(call: KernelCall, tensor: Tensor) -> Tensor:

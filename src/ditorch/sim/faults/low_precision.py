@@ -67,7 +67,7 @@ def _sum(given: dict[str, Any], round_sum: Round) -> Tensor:
 
 def _mean(given: dict[str, Any], round_sum: Round) -> Tensor:
     total = _sum(given, round_sum)
-    return total / (given["self"].numel() / max(total.numel(), 1))
+    return torch.div(total, given["self"].numel() / max(total.numel(), 1))
 
 
 def _convolution(given: dict[str, Any], round_sum: Round) -> Tensor:

@@ -1,0 +1,17 @@
+"""The simulated accelerator, for machines that have none."""
+
+from __future__ import annotations
+
+from ditorch import sim
+from ditorch.backend import Backend
+
+
+class SimulatedBackend(Backend):
+    def unavailable(self) -> str | None:
+        return None  # what can go wrong is said by start(), in full
+
+    def start(self) -> None:
+        sim.start()
+
+
+SIM = SimulatedBackend(name="sim", title="simulated accelerator", device_type="sim", collectives="simccl")
