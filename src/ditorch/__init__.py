@@ -46,9 +46,17 @@ def install() -> Backend:
             from ditorch.sim import faults
 
             injection = faults.inject(FAULTS.get(), _backend.device_type)
-            print(f"ditorch: kernels broken by DITORCH_FAULTS: {', '.join(injection.fired())}", file=sys.stderr)
+            print(f"ditorch: kernels broken by DITORCH_FAULTS: {', '.join(injection.struck)}", file=sys.stderr)
     return _backend
 
 
-if not DISABLE_MOCK.get():
+def _is_own_command() -> bool:
+    """Whether this process is `ditorch …` or `python -m ditorch …`: the command then installs, and reports errors."""
+    started_with = getattr(sys, "orig_argv", sys.argv)  # Python 3.10 and newer
+    return os.path.basename(sys.argv[0]) == "ditorch" or ["-m", "ditorch"] in (
+        started_with[i : i + 2] for i in range(len(started_with))
+    )
+
+
+if not (DISABLE_MOCK.get() or _is_own_command()):
     install()

@@ -29,20 +29,21 @@ class Injection:
     def __init__(self, faults: list[Fault], device_type: str) -> None:
         self.faults = faults
         self.device_type = device_type
+        self._active = [InstalledFault(fault) for fault in faults]
         self._installed: list[tuple[BrokenKernel, InstalledFault]] = []
         key = _dispatch_key(device_type)
-        targets = [(fault, _overloads(fault, key)) for fault in faults]  # all are found before any is broken
+        targets = [_overloads(fault, key) for fault in faults]  # all are found before any is broken
         with _lock:
-            for fault, ops in targets:
-                installed = InstalledFault(fault)
+            for installed, ops in zip(self._active, targets):
                 for op in ops:
                     kernel = _broken.get((op.name(), key)) or BrokenKernel(op, key, device_type)
                     kernel.faults.append(installed)
                     self._installed.append((kernel, installed))
 
-    def fired(self) -> dict[str, int]:
-        """How often each fault has struck, by its text."""
-        return {installed.fault.text: installed.fired for _, installed in self._installed}
+    @property
+    def struck(self) -> dict[str, int]:
+        """How often each fault has struck, by its text; still known when it is removed."""
+        return {installed.fault.text: installed.struck for installed in self._active}
 
     def remove(self) -> None:
         """The kernels are healthy again. Calling it twice does nothing."""
@@ -76,7 +77,7 @@ class InstalledFault:
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
         self.calls = 0
-        self.fired = 0
+        self.struck = 0
         self.memory: dict[Any, torch.Tensor] = {}
         self._thread = threading.local()
         self._lock = threading.Lock()
@@ -93,7 +94,7 @@ class InstalledFault:
             self.calls += 1
             if not self.fault.hits(number):
                 return run()
-            self.fired += 1
+            self.struck += 1
         call = KernelCall(
             op,
             device_type,

@@ -1,0 +1,82 @@
+"""`ditorch demo`: a training run goes wrong because of one kernel, and the loss shows that it does, but not why."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import ditorch
+from ditorch.demo import Run, train
+from ditorch.sim import faults
+
+_FAULT = "aten.native_layer_norm_backward: tail=0.5"
+_ROWS = 7  # of the table of losses
+
+
+@click.command()
+@click.option("--fault", default=_FAULT, show_default=True, help="The kernel to break, as in docs/faults.md.")
+@click.option("--steps", default=150, show_default=True, type=click.IntRange(1), help="Training steps of each run.")
+def demo(fault: str, steps: int) -> None:
+    """Train a small GPT three times: on the CPU, on the accelerator, and there with one broken kernel."""
+    backend = ditorch.install()
+    faults.inject(fault, backend.device_type).remove()  # a mistake in it is said before anything runs
+    console = Console()
+    console.print(f"A small GPT learns its own source code, {steps} steps each, on the CPU and on {backend.name}.\n")
+    reference = Run("CPU")
+    healthy = Run(backend.name)
+    broken = Run(f"{backend.name}, broken")
+    with Progress(
+        TextColumn("{task.description:14}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeElapsedColumn(),
+        console=console,
+    ) as progress:
+        _follow(progress, reference, "cpu", steps)
+        _follow(progress, healthy, backend.device_type, steps)
+        with faults.inject(fault, backend.device_type) as injection:
+            _follow(progress, broken, backend.device_type, steps)
+    console.print()
+    console.print(_losses(reference, healthy, broken))
+    _summary(console, reference, healthy, broken, injection)
+
+
+def _follow(progress: Progress, run: Run, device: str, steps: int) -> None:
+    task = progress.add_task(run.title, total=steps, loss="")
+    for loss in train(device, steps):
+        run.losses.append(loss)
+        progress.update(task, advance=1, loss=f"{loss:.4f}")
+
+
+def _losses(reference: Run, healthy: Run, broken: Run) -> Table:
+    table = Table(title="Loss", title_justify="left")
+    for name in ("step", reference.title, healthy.title, broken.title, "drift from the CPU"):
+        table.add_column(name, justify="right")
+    steps = len(reference.losses)
+    for step in sorted({round(row * (steps - 1) / (_ROWS - 1)) for row in range(_ROWS)}):
+        expected, got = reference.losses[step], broken.losses[step]
+        table.add_row(
+            str(step + 1),
+            *(f"{run.losses[step]:.4f}" for run in (reference, healthy, broken)),
+            f"{got - expected:+.4f}",
+        )
+    return table
+
+
+def _summary(console: Console, reference: Run, healthy: Run, broken: Run, injection: faults.Injection) -> None:
+    ((fault, times),) = list(injection.struck.items())[:1]
+    console.print(
+        f"{healthy.title}: the loss is never further than {_distance(reference, healthy):.1e} from the CPU's."
+    )
+    console.print(
+        f"{broken.title}: up to {_distance(reference, broken):.3f}, a last loss of {broken.losses[-1]:.4f} instead of "
+        f"{reference.losses[-1]:.4f}."
+    )
+    console.print(f"One kernel did that, in {times} calls: [bold]{fault}[/bold]")
+
+
+def _distance(reference: Run, other: Run) -> float:
+    return max(abs(a - b) for a, b in zip(reference.losses, other.losses))
