@@ -6,13 +6,14 @@ INSTALLED := $(VENV)/.installed
 # How many test processes: one per core.
 JOBS ?= auto
 
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint bench docs clean
 help:
 	@echo "make demo      see it: a training run with one broken kernel, on the accelerator that is here or a simulated one"
 	@echo "make test      lint, then every test but the slow ones"
 	@echo "make test-all  lint, then every test"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     speed and op coverage of the simulated accelerator"
+	@echo "make docs      write the tables in docs that are made from code"
 	@echo "make clean     remove .venv and what tools left behind"
 
 demo: $(INSTALLED)
@@ -22,7 +23,7 @@ test: lint
 	$(RUN) -m pytest -n $(JOBS)
 
 test-all: lint
-	$(RUN) -m pytest -n $(JOBS) -m "slow or not slow"
+	$(RUN) -m pytest -n $(JOBS) -m ""
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .
@@ -44,6 +45,9 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	$(RUN) -m pip install --quiet --constraint constraints.txt torch
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable . --group dev
 	@touch $@
+
+docs: $(INSTALLED)
+	$(RUN) docs/make_tables.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -34,15 +34,15 @@ UNINITIALIZED = ("empty", "new_empty", "empty_like", "empty_strided", "empty_per
 # ---- one op, in a worker -----------------------------------------------------------------------------------------
 
 
-class Skipped(Exception):
+class SkippedError(Exception):
     """The op cannot be compared, for a reason that is not the device's."""
 
 
 def samples(op: Any, dtype: torch.dtype, gradient: bool) -> Iterator[Any]:
     if not op.supports_dtype(dtype, "cpu"):
-        raise Skipped(f"has no {dtype} on the CPU")
+        raise SkippedError(f"has no {dtype} on the CPU")
     if gradient and not (op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)):
-        raise Skipped("has no gradient")
+        raise SkippedError("has no gradient")
     return itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=gradient), 2)
 
 
@@ -50,7 +50,7 @@ def to_device(value: Any) -> Any:
     """The same argument for the device, with the same strides."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
-            raise Skipped(f"takes a {value.layout} tensor, and the device has strided ones only")
+            raise SkippedError(f"takes a {value.layout} tensor, and the device has strided ones only")
         moved = value.detach().to(DEVICE)
         overlapping = any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.size()))
         if moved.stride() != value.stride() and value.numel() and not overlapping:
@@ -96,7 +96,7 @@ def compare(name: str, expected: list[Any], got: list[Any]) -> bool:
         assert result.device.type in (DEVICE, "meta"), f"the result is on {result.device}"
         result = result.cpu()
         if name in UNINITIALIZED:
-            assert result.shape == right.shape and result.dtype == right.dtype
+            assert (result.shape, result.dtype) == (right.shape, right.dtype)
             continue
         torch.testing.assert_close(result, right, equal_nan=True)
         exact &= torch.equal(*(x.nan_to_num() if x.is_floating_point() else x for x in (_real(result), _real(right))))
@@ -116,11 +116,11 @@ def check(op: Any, dtype: torch.dtype, gradient: bool) -> tuple[str, str]:
             try:
                 expected = run(op, *pytree.tree_map(copied, (args, kwargs)), gradient)
             except Exception as error:
-                raise Skipped(f"fails on the CPU, too: {error}") from error
+                raise SkippedError(f"fails on the CPU, too: {error}") from error
             exact &= compare(op.name, expected, run(op, *on_device, gradient))
             compared += 1
         return ("equal" if exact else "close") if compared else "skipped", "" if compared else "has no samples"
-    except Skipped as reason:
+    except SkippedError as reason:
         return "skipped", str(reason)
     except NotImplementedError as error:
         return "not implemented", str(error)
@@ -167,7 +167,8 @@ def run_worker(jobs: list[Job], dtype: str) -> dict[Job, tuple[str, str]]:
             text=True,
             env={**os.environ, "DITORCH_DISABLE_MOCK": "1"},
         )
-        assert worker.stdin and worker.stdout
+        assert worker.stdin
+        assert worker.stdout
         json.dump(jobs, worker.stdin)
         worker.stdin.close()
         under_way: Job | None = None

@@ -21,9 +21,19 @@ from .leaks import snapshot
 torch.set_num_threads(1)  # the tests run in parallel already, and results then do not depend on the machine
 
 
+# The device that tests of the `device` fixture run on: the simulated one, or a real one, such as cuda.
+DEVICE = os.environ.get("DITORCH_TEST_DEVICE", "sim")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _simulated_accelerator() -> None:
-    sim.start()
+    if DEVICE == "sim":
+        sim.start()
+
+
+@pytest.fixture
+def device() -> str:
+    return DEVICE
 
 
 @pytest.fixture(autouse=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import types
 from typing import Any
 
 import torch
+import torch._dynamo  # patches torch when it is imported: before the first snapshot
 import torch.distributed
-import torch.nn.modules.module
-import torch.optim.optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -34,6 +34,9 @@ _PATCHABLE = (
     torch.storage.UntypedStorage,
 )
 
+# What torch.compile itself leaves behind when it is first used.
+_LEFT_BY_DYNAMO = ("Module.__init__", "Module.__setstate__", "tqdm_monitor")
+
 
 def _attributes() -> dict[str, int]:
     """Every attribute by identity; submodules are left out, because importing one adds it to its parent."""
@@ -41,14 +44,15 @@ def _attributes() -> dict[str, int]:
         f"{owner.__name__}.{name}": id(value)
         for owner in _PATCHABLE
         for name, value in vars(owner).items()
-        if not isinstance(value, types.ModuleType)
+        if not issubclass(type(value), types.ModuleType)  # isinstance asks the value, and some warn then
+        and f"{owner.__name__}.{name}" not in _LEFT_BY_DYNAMO
     }
 
 
 def _hooks() -> dict[str, int]:
     return {
         f"{owner.__name__}.{name}": len(value)
-        for owner in (torch.nn.modules.module, torch.optim.optimizer)
+        for owner in map(importlib.import_module, ("torch.nn.modules.module", "torch.optim.optimizer"))
         for name, value in vars(owner).items()
         if name.startswith("_global") and isinstance(value, dict)
     }
@@ -56,7 +60,14 @@ def _hooks() -> dict[str, int]:
 
 def _threads() -> set[str]:
     """Python's threads; PyTorch's own, which Python only knows by sight, live as long as the process."""
-    return {t.name for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+    names = {t.name for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+    return names.difference(_LEFT_BY_DYNAMO)
+
+
+def _device_type() -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    return accelerator.type
 
 
 def snapshot() -> dict[str, Any]:
@@ -73,10 +84,10 @@ def snapshot() -> dict[str, Any]:
     state["default dtype"] = torch.get_default_dtype()
     state["default device"] = torch.get_default_device()
     state["gradients"] = torch.is_grad_enabled()
-    state["autocast"] = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("sim")
+    state["autocast"] = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(_device_type())
     state["deterministic"] = torch.are_deterministic_algorithms_enabled()
     state["device"] = torch.accelerator.current_device_index(), torch.accelerator.current_stream()
-    state["memory limit"] = torch.get_device_module("sim").mem_get_info()[1]
+    state["memory limit"] = torch.get_device_module(_device_type()).mem_get_info()[1]
     state["faults"] = faults.active()
     state["folder"] = os.getcwd()
     return state

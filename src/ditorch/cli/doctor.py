@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import click
@@ -10,8 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+import ditorch
 from ditorch.backend import Backend
 from ditorch.doctor import Device, Report, examine
+from ditorch.errors import BackendError
+from ditorch.settings import DISABLE_MOCK
 
 _GIBIBYTE = 2**30
 
@@ -22,6 +26,9 @@ def doctor() -> None:
 
     The exit code is 1 if no accelerator could be chosen or a check fails.
     """
+    if not DISABLE_MOCK.get():
+        with contextlib.suppress(BackendError):  # the report says why there is none
+            ditorch.install()
     report = examine()
     show(report, Console(highlight=False, soft_wrap=True))
     sys.exit(0 if report.healthy else 1)

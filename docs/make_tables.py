@@ -1,0 +1,80 @@
+"""Writes the tables in docs/*.md that are made from code, between `<!-- table: NAME -->` and `<!-- end -->`.
+
+    python docs/make_tables.py          (make docs)
+    python docs/make_tables.py --check  exit code 1 if a table is not what the code says
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Callable
+
+os.environ["DITORCH_DISABLE_MOCK"] = "1"
+
+from ditorch import settings
+from ditorch.sim.faults.kinds import KINDS
+
+FOLDER = Path(__file__).parent
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def settings_table() -> str:
+    def default(setting: settings.Setting[object]) -> str:
+        if setting is settings.CACHE:
+            return "`~/.cache/ditorch`"
+        return f"`{int(setting.default)}`" if isinstance(setting.default, (bool, int)) and setting.default else "–"
+
+    return table(
+        ("variable", "default", "meaning"),
+        ((f"`{setting.name}`", default(setting), setting.help) for setting in settings.ALL),
+    )
+
+
+def faults_table() -> str:
+    return table(
+        ("kind", "what the kernel does wrong", "example", "`@share`"),
+        (
+            (f"`{kind.name}`", kind.help, f"`{kind.example}`", "yes" if kind.takes_share else "–")
+            for kind in KINDS.values()
+        ),
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {"settings": settings_table, "faults": faults_table}
+
+
+def filled(text: str) -> str:
+    """The page with every table made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]]()}\n{match[3]}"
+
+    return re.sub(r"(<!-- table: (\w+) -->)\n.*?(<!-- end -->)", fill, text, flags=re.DOTALL)
+
+
+def stale_pages() -> list[Path]:
+    return [page for page in sorted(FOLDER.glob("*.md")) if filled(page.read_text()) != page.read_text()]
+
+
+def main() -> int:
+    stale = stale_pages()
+    if "--check" in sys.argv:
+        for page in stale:
+            print(f"{page.name} is not what the code says: run 'make docs'")
+        return int(bool(stale))
+    for page in stale:
+        page.write_text(filled(page.read_text()))
+        print(f"wrote {page.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
