@@ -13,6 +13,10 @@ from ditorch.errors import DitorchError
 # name: (where the click command is, what it does in one line)
 _COMMANDS = {
     "demo": ("ditorch.cli.demo:demo", "Train a small GPT with one broken kernel and watch the loss go wrong."),
+    "doctor": (
+        "ditorch.cli.doctor:doctor",
+        "Show which accelerators are here and whether the chosen one computes right.",
+    ),
 }
 
 

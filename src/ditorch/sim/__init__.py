@@ -1,7 +1,6 @@
 """The simulated accelerator: a device of its own to PyTorch, on a machine that has none.
 
     >>> import torch
-from torch.utils import backend_registration
     >>> from ditorch import sim
     >>> sim.start()
     >>> torch.ones(3, device="sim") + 1

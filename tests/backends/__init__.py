@@ -1,0 +1,1 @@
+"""The chips that ditorch knows, rehearsed on the simulated accelerator under each one's own device name."""

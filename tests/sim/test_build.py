@@ -1,0 +1,158 @@
+"""Building the library: what is said when it cannot be done, and that it is done once."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ditorch.errors import SimulatorError
+from ditorch.sim import build
+
+START = """
+    import sys
+    from ditorch import errors, sim
+    try:
+        sim.start()
+    except errors.SimulatorError as error:
+        sys.exit(str(error))
+    import torch
+    print(torch.ones(2, device="sim").tolist())
+"""
+WORKS = "[1.0, 1.0]\n"
+WAY_ON = "To go on without it, on the plain CPU: DITORCH_BACKEND=cpu."
+
+
+@pytest.fixture
+def built():
+    """The library that this process runs with."""
+    return build.library()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, for this process and its children; and no choice of compiler."""
+    monkeypatch.setenv("DITORCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def build_error(cache):
+    """The message with which the build fails."""
+
+    def fail():
+        with pytest.raises(SimulatorError) as caught:
+            build.library()
+        return str(caught.value)
+
+    return fail
+
+
+@pytest.fixture
+def fake_compiler(tmp_path, cache, monkeypatch):
+    """Makes a script the compiler."""
+
+    def make(script):
+        path = tmp_path / "compiler"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("CXX", str(path))
+        return str(path)
+
+    return make
+
+
+def libraries(cache):
+    return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
+
+
+def test_without_a_compiler_one_line_says_what_to_install(run_python, cache):
+    done = run_python(START, check=False, PATH="/nonexistent")
+    assert done.returncode == 1
+    assert "no C++ compiler was found (g++, clang++ or c++)" in done.stderr
+    assert "apt-get install g++" in done.stderr
+    assert WAY_ON in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert libraries(cache) == []
+
+
+def test_a_compiler_that_is_not_there_is_named(build_error, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no C++ compiler was found (CXX=no-such-compiler)" in build_error()
+
+
+def test_a_compile_error_is_shown_with_the_command(build_error, cache, fake_compiler):
+    compiler = fake_compiler("echo 'simulator.cpp:7: error: torch is too strange' >&2; exit 3")
+    message = build_error()
+    assert f"compiling it with {compiler} failed (exit code 3)" in message
+    assert re.search(rf"command: {re.escape(compiler)} -std=.*simulator\.cpp -o ", message)
+    assert "simulator.cpp:7: error: torch is too strange" in message
+    assert WAY_ON in message
+    assert libraries(cache) == []
+
+
+def test_a_compiler_that_says_nothing_is_reported(build_error, fake_compiler):
+    fake_compiler("exit 1")
+    assert "(it printed nothing)" in build_error()
+
+
+def test_a_library_that_does_not_work_is_not_kept(build_error, cache, fake_compiler):
+    fake_compiler("""while [ "$1" != -o ]; do shift; done; echo rubbish > "$2" """)
+    message = build_error()
+    assert "it was built, but does not work here" in message
+    assert WAY_ON in message
+    assert libraries(cache) == []
+
+
+@pytest.mark.xfail(reason="_compiler() looks for one program of that name, though _command() splits it")
+def test_the_compiler_can_be_given_with_arguments(build_error, fake_compiler, monkeypatch):
+    monkeypatch.setenv("CXX", "sh " + fake_compiler("echo error: called with $1 >&2; exit 1"))
+    assert "error: called with -std=c++" in build_error()
+
+
+def test_a_cache_that_cannot_be_written_to_is_named(build_error, tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("DITORCH_CACHE", str(file / "below"))
+    message = build_error()
+    assert f"cannot be kept in {file / 'below'}: Not a directory" in message
+    assert "Set DITORCH_CACHE to a folder that can be written to" in message
+    assert WAY_ON in message
+
+
+def test_a_library_in_the_cache_needs_no_compiler(run_python, built, cache):
+    cache.mkdir()
+    shutil.copy(built, cache)
+    done = run_python(START, PATH="/nonexistent")
+    assert done.stdout == WORKS
+    assert done.stderr == ""
+
+
+def test_a_torch_that_is_too_old_is_named(monkeypatch):
+    monkeypatch.setattr(build.torch, "__version__", "2.3.1+cpu")
+    with pytest.raises(SimulatorError, match=r"needs torch 2.4 or newer, and this is 2.3.1\+cpu"):
+        build.library()
+
+
+def test_the_librarys_name_says_what_it_was_built_for():
+    name = build.library().name
+    assert name.startswith(f"sim-torch{torch.__version__}-abi")
+    assert platform.machine() in name
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_build_once(cache):
+    command = [sys.executable, "-c", "from ditorch import sim; print(sim.start().device_count())"]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [child.communicate(timeout=240) for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert [output for output, _ in said] == ["2\n", "2\n"]
+    assert sum("building the simulated accelerator" in errors for _, errors in said) == 1
+    assert len(libraries(cache)) == 1

@@ -1,0 +1,294 @@
+"""Collectives between two processes, each on a device of its own.
+
+The two processes are started once: every function called `do_…` runs in both of them, and what it returns is looked at
+in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from filelock import FileLock
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ditorch import sim
+
+SIZE = 2
+
+
+# ---- what the processes do: (rank, device) -> something for JSON -------------------------------------------------
+
+
+def do_all_reduce(rank, device):
+    tensor = torch.full((3,), rank + 1.0, device=device)
+    dist.all_reduce(tensor)
+    largest = torch.tensor([rank, -rank], device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return tensor.tolist(), largest.tolist(), str(tensor.device)
+
+
+def do_all_reduce_of_a_view(rank, device):
+    base = torch.full((2, 2), rank + 1.0, device=device)
+    dist.all_reduce(base[1])
+    return base.tolist()
+
+
+def do_reduce(rank, device):
+    tensor = torch.full((2,), rank + 1.0, device=device)
+    dist.reduce(tensor, dst=1)
+    return tensor.tolist() if rank == 1 else None
+
+
+def do_broadcast(rank, device):
+    tensor = torch.full((2,), float(rank), device=device)
+    dist.broadcast(tensor, src=1)
+    return tensor.tolist()
+
+
+def do_all_gather(rank, device):
+    parts = [torch.zeros(2, device=device) for _ in range(SIZE)]
+    dist.all_gather(parts, torch.full((2,), float(rank), device=device))
+    return [part.tolist() for part in parts]
+
+
+def do_all_gather_into_tensor(rank, device):
+    whole = torch.zeros(2 * SIZE, device=device)
+    dist.all_gather_into_tensor(whole, torch.full((2,), float(rank), device=device))
+    return whole.tolist()
+
+
+def do_reduce_scatter_tensor(rank, device):
+    part = torch.zeros(2, device=device)
+    dist.reduce_scatter_tensor(part, torch.arange(4.0, device=device) * (rank + 1))
+    return part.tolist()
+
+
+def do_all_to_all_single(rank, device):
+    received = torch.zeros(2, device=device)
+    dist.all_to_all_single(received, torch.tensor([10.0, 11.0], device=device) + 10 * rank)
+    return received.tolist()
+
+
+def do_gather(rank, device):
+    parts = [torch.zeros(1, device=device) for _ in range(SIZE)] if rank == 0 else None
+    dist.gather(torch.full((1,), float(rank + 5), device=device), parts, dst=0)
+    return [part.tolist() for part in parts] if rank == 0 else None
+
+
+def do_scatter(rank, device):
+    parts = [torch.full((1,), float(i + 7), device=device) for i in range(SIZE)] if rank == 0 else None
+    received = torch.zeros(1, device=device)
+    dist.scatter(received, parts, src=0)
+    return received.tolist()
+
+
+def do_send_and_receive(rank, device):
+    tensor = torch.full((2,), 4.0, device=device)
+    if rank == 0:
+        dist.send(tensor, dst=1)
+    else:
+        tensor.zero_()
+        dist.recv(tensor, src=0)
+    return tensor.tolist()
+
+
+def do_batch_isend_irecv(rank, device):
+    sent, received = torch.full((2,), float(rank), device=device), torch.full((2,), 9.0, device=device)
+    other = 1 - rank
+    work = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, received, other)])
+    for item in work:
+        item.wait()
+    return received.tolist()
+
+
+def do_objects(rank, device):
+    gathered = [None] * SIZE
+    dist.all_gather_object(gathered, {"rank": rank})
+    shared = ["from zero"] if rank == 0 else [None]
+    dist.broadcast_object_list(shared, src=0)
+    scattered = [None]
+    dist.scatter_object_list(scattered, ["a", "b"] if rank == 0 else None, src=0)
+    return gathered, shared, scattered
+
+
+def do_asynchronous_work(rank, device):
+    tensor = torch.full((2,), rank + 1.0, device=device)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    future = dist.all_reduce(tensor.clone(), async_op=True).get_future()
+    (result,) = future.wait()
+    return work.is_completed(), tensor.tolist(), str(result.device) == device, result.tolist()
+
+
+def do_new_group(rank, device):
+    alone = [dist.new_group([i]) for i in range(SIZE)][rank]
+    both = dist.new_group([0, 1])
+    tensor = torch.full((1,), rank + 1.0, device=device)
+    dist.all_reduce(tensor, group=alone)
+    before = tensor.tolist()
+    dist.all_reduce(tensor, group=both)
+    return before, tensor.tolist(), dist.get_backend(both)
+
+
+def do_host_tensors(rank, device):
+    tensor = torch.full((2,), rank + 1.0)
+    dist.all_reduce(tensor)
+    return tensor.tolist(), tensor.device.type
+
+
+def do_bfloat16(rank, device):
+    tensor = torch.full((2,), rank + 1.0, device=device, dtype=torch.bfloat16)
+    dist.all_reduce(tensor)
+    return tensor.tolist(), str(tensor.dtype)
+
+
+def do_mixed_devices(rank, device):
+    try:
+        dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.zeros(1, device=device))
+    except RuntimeError as error:
+        return str(error)
+
+
+def do_barrier(rank, device):
+    dist.barrier()
+    return True
+
+
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def train(model, inputs):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(inputs).pow(2).mean().backward()
+        optimizer.step()
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+def do_data_parallel(rank, device):
+    inputs = torch.arange(32.0).view(8, 4) / 10
+    expected = train(small_model().to(device), inputs.to(device))
+
+    model = small_model()
+    if rank == 1:
+        nn.init.zeros_(model[0].weight)  # the first process' weights win
+    parallel = DistributedDataParallel(model.to(device), device_ids=[rank])
+    trained = train(parallel, inputs[rank * 4 : rank * 4 + 4].to(device))
+    torch.testing.assert_close(trained, expected)
+    return [parameter.flatten().tolist() for parameter in trained]
+
+
+def do_data_parallel_in_float16(rank, device):
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    model = DistributedDataParallel(nn.Linear(2, 1, bias=False).to(device), device_ids=[rank])
+    model.register_comm_hook(None, fp16_compress_hook)
+    model(torch.full((1, 2), rank + 1.0, device=device)).sum().backward()
+    return model.module.weight.grad.tolist()
+
+
+# ---- the two processes -------------------------------------------------------------------------------------------
+
+
+def rank_main(rank, folder):
+    torch.set_num_threads(1)
+    sim.start()
+    torch.sim.set_device(rank)
+    dist.init_process_group("simccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=SIZE)
+    results = {}
+    for name, function in sorted(globals().items()):
+        if name.startswith("do_"):
+            try:
+                results[name] = function(rank, f"sim:{rank}")
+            except Exception:  # noqa: BLE001  (whatever it is, the test shows it)
+                results[name] = {"error": traceback.format_exc()}
+                break  # the other process may be out of step from here on
+    Path(folder, f"{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, worker_id):
+    """What the functions returned in each process; they are started once, also for several workers of pytest."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "collectives"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            torch.multiprocessing.start_processes(rank_main, (str(folder),), nprocs=SIZE, start_method="spawn")
+    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
+
+    def of(function):
+        values = [rank.get(function.__name__) for rank in ranks]
+        broken = [v["error"] for rank in ranks for v in rank.values() if isinstance(v, dict) and "error" in v]
+        assert not broken, broken[0]
+        return values
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "second"),
+    [
+        (do_all_reduce, [[3, 3, 3], [1, 0], "sim:0"], [[3, 3, 3], [1, 0], "sim:1"]),
+        (do_all_reduce_of_a_view, [[1, 1], [3, 3]], [[2, 2], [3, 3]]),
+        (do_reduce, None, [3, 3]),
+        (do_broadcast, [1, 1], [1, 1]),
+        (do_all_gather, [[0, 0], [1, 1]], [[0, 0], [1, 1]]),
+        (do_all_gather_into_tensor, [0, 0, 1, 1], [0, 0, 1, 1]),
+        (do_reduce_scatter_tensor, [0, 3], [6, 9]),
+        (do_all_to_all_single, [10, 20], [11, 21]),
+        (do_gather, [[5], [6]], None),
+        (do_scatter, [7], [8]),
+        (do_send_and_receive, [4, 4], [4, 4]),
+        (do_batch_isend_irecv, [1, 1], [0, 0]),
+        (do_barrier, True, True),
+        (do_bfloat16, [[3, 3], "torch.bfloat16"], [[3, 3], "torch.bfloat16"]),
+    ],
+    ids=lambda value: value.__name__[3:] if callable(value) else "",
+)
+def test_a_collective_gives_every_process_its_result(results, function, first, second):
+    assert results(function) == [first, second]
+
+
+def test_objects_travel(results):
+    gathered = [{"rank": 0}, {"rank": 1}]
+    assert results(do_objects) == [[gathered, ["from zero"], ["a"]], [gathered, ["from zero"], ["b"]]]
+
+
+def test_asynchronous_work_completes_and_its_future_holds_device_tensors(results):
+    assert results(do_asynchronous_work) == [[True, [3, 3], True, [6, 6]]] * 2
+
+
+def test_a_new_group_has_its_own_members(results):
+    assert results(do_new_group) == [[[1], [3], "simccl"], [[2], [3], "simccl"]]
+
+
+def test_host_tensors_travel_in_the_same_group(results):
+    assert results(do_host_tensors) == [[[3, 3], "cpu"]] * 2
+
+
+def test_tensors_on_different_devices_do_not_mix_in_a_collective(results):
+    for rank, message in enumerate(results(do_mixed_devices)):
+        assert "Expected all tensors to be on the same device" in message
+        assert f"sim:{rank} and cpu" in message
+
+
+def test_data_parallel_training_equals_one_process_on_the_whole_batch(results):
+    first, second = results(do_data_parallel)
+    assert first == second
+    assert any(any(values) for values in first)
+
+
+def test_data_parallel_gradients_can_be_compressed(results):
+    assert results(do_data_parallel_in_float16) == [[[1.5, 1.5]]] * 2

@@ -1,0 +1,221 @@
+"""Layers: results and gradients are the CPU's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+# Layers that run the CPU's own kernels, and so give its very bits.
+SAME_BITS = {
+    "linear": (lambda: nn.Linear(4, 5), (3, 4)),
+    "conv1d, groups": (lambda: nn.Conv1d(4, 8, 3, groups=2), (2, 4, 9)),
+    "conv2d, stride and dilation": (lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1, dilation=2), (2, 3, 9, 9)),
+    "conv2d, no bias": (lambda: nn.Conv2d(3, 4, 3, bias=False), (2, 3, 8, 8)),
+    "conv2d, same padding": (lambda: nn.Conv2d(3, 4, 3, padding="same"), (2, 3, 8, 8)),
+    "conv3d": (lambda: nn.Conv3d(1, 2, 3), (1, 1, 5, 5, 5)),
+    "conv_transpose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2), (2, 4, 5, 5)),
+    "conv_transpose1d": (lambda: nn.ConvTranspose1d(3, 2, 3), (2, 3, 5)),
+    "batch norm": (lambda: nn.BatchNorm2d(3), (4, 3, 5, 5)),
+    "batch norm, evaluating": (lambda: nn.BatchNorm2d(3).eval(), (4, 3, 5, 5)),
+    "batch norm 1d": (lambda: nn.BatchNorm1d(3), (8, 3)),
+    "instance norm": (lambda: nn.InstanceNorm2d(3, affine=True), (2, 3, 5, 5)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (2, 4, 5)),
+    "layer norm": (lambda: nn.LayerNorm(6), (2, 6)),
+    "rms norm": (lambda: nn.RMSNorm(6), (2, 6)),
+    "max pool": (lambda: nn.MaxPool2d(2), (2, 3, 8, 8)),
+    "average pool": (lambda: nn.AvgPool2d(2), (2, 3, 8, 8)),
+    "adaptive pool": (lambda: nn.AdaptiveAvgPool2d(2), (2, 3, 7, 7)),
+    "upsample": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (1, 2, 4, 4)),
+    "gelu": (nn.GELU, (3, 4)),
+    "silu": (nn.SiLU, (3, 4)),
+    "prelu": (nn.PReLU, (3, 4)),
+    "softmax": (lambda: nn.Softmax(-1), (3, 4)),
+    "small convolutional network": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.ConvTranspose2d(4, 2, 2),
+            nn.AdaptiveAvgPool2d(1),
+        ),
+        (2, 3, 8, 8),
+    ),
+    "transformer encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True), (2, 3, 8)),
+    "transformer decoder": (lambda: Decoder(), (2, 3, 8)),
+    "multi-head attention": (lambda: SelfAttention(), (2, 3, 8)),
+}  # fmt: skip
+# Layers whose steps the device composes itself.
+CLOSE = {
+    "rnn": (lambda: nn.RNN(4, 5, 2), (3, 2, 4)),
+    "lstm": (lambda: nn.LSTM(4, 5, 2, batch_first=True), (2, 3, 4)),
+    "lstm, both directions": (lambda: nn.LSTM(4, 5, bidirectional=True), (3, 2, 4)),
+    "lstm, no bias": (lambda: nn.LSTM(4, 5, bias=False), (3, 2, 4)),
+    "lstm, projected": (lambda: nn.LSTM(4, 5, proj_size=3), (3, 2, 4)),
+    "lstm cell": (lambda: nn.LSTMCell(4, 5), (2, 4)),
+    "gru": (lambda: nn.GRU(4, 5, 2), (3, 2, 4)),
+    "gru, both directions": (lambda: nn.GRU(4, 5, bidirectional=True, batch_first=True), (2, 3, 4)),
+    "gru, no bias": (lambda: nn.GRU(4, 5, bias=False), (3, 2, 4)),
+    "gru cell": (lambda: nn.GRUCell(4, 5), (2, 4)),
+}
+
+
+class SelfAttention(nn.MultiheadAttention):
+    def __init__(self):
+        super().__init__(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return super().forward(x, x, x)[0]
+
+
+class Decoder(nn.TransformerDecoderLayer):
+    def __init__(self):
+        super().__init__(8, 2, 16, dropout=0, batch_first=True)
+
+    def forward(self, x):
+        return super().forward(x, x.flip(1))
+
+
+def forward_and_backward(make, shape, device):
+    """The output, the gradients of input and parameters, and the buffers, on the CPU."""
+    torch.manual_seed(0)
+    layer = make().to(device)
+    inputs = torch.randn(shape).to(device).requires_grad_()
+    output = layer(inputs)
+    outputs = output if isinstance(output, tuple) else (output,)
+    flat = [tensor for item in outputs for tensor in (item if isinstance(item, tuple) else (item,))]
+    sum(tensor.pow(2).sum() for tensor in flat).backward()
+    parameters = [parameter.grad for parameter in layer.parameters()]
+    assert all(tensor.device.type == torch.device(device).type for tensor in [*flat, *parameters])
+    return [tensor.detach().cpu() for tensor in [*flat, inputs.grad, *parameters, *layer.buffers()]]
+
+
+@pytest.mark.parametrize("name", SAME_BITS)
+def test_a_layer_gives_the_cpus_bits(name):
+    device, host = (forward_and_backward(*SAME_BITS[name], device) for device in ("sim", "cpu"))
+    torch.testing.assert_close(device, host, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")  # on the CPU
+@pytest.mark.parametrize("name", CLOSE)
+def test_a_recurrent_layer_gives_the_cpus_numbers(name):
+    device, host = (forward_and_backward(*CLOSE[name], device) for device in ("sim", "cpu"))
+    torch.testing.assert_close(device, host)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_recurrent_gradients_are_right(name):
+    torch.manual_seed(0)
+    layer = {"lstm": nn.LSTM, "gru": nn.GRU}[name](2, 2).to("sim", torch.float64)
+    inputs = torch.randn(2, 1, 2, device="sim", dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: layer(x)[0], (inputs,))
+
+
+def test_a_packed_sequence_runs():
+    torch.manual_seed(0)
+    layer = nn.LSTM(3, 4)
+    packed = nn.utils.rnn.pack_sequence([torch.randn(4, 3), torch.randn(2, 3)])
+    host = layer(packed)[0].data
+    torch.testing.assert_close(layer.to("sim")(packed.to("sim"))[0].data.cpu(), host)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_an_embedding_bag_gives_the_cpus_bits(mode):
+    results = []
+    for device in ("sim", "cpu"):
+        torch.manual_seed(0)
+        layer = nn.EmbeddingBag(10, 3, mode=mode).to(device)
+        output = layer(torch.tensor([1, 2, 4, 5, 4, 3], device=device), torch.tensor([0, 2, 5], device=device))
+        output.pow(2).sum().backward()
+        results.append([output.detach().cpu(), layer.weight.grad.cpu()])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_an_embedding_gives_the_cpus_bits():
+    results = []
+    for device in ("sim", "cpu"):
+        torch.manual_seed(0)
+        layer = nn.Embedding(10, 3, padding_idx=0).to(device)
+        output = layer(torch.tensor([[1, 2, 0], [1, 1, 9]], device=device))
+        output.pow(2).sum().backward()
+        results.append([output.detach().cpu(), layer.weight.grad.cpu()])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_the_inference_fast_path_of_a_transformer_runs():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True).eval()
+    inputs = torch.randn(2, 3, 8)
+    with torch.no_grad():
+        host = layer(inputs)
+        torch.testing.assert_close(layer.to("sim")(inputs.to("sim")).cpu(), host)
+
+
+ATTENTION = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "boolean mask": {"attn_mask": torch.arange(25).view(5, 5) % 3 > 0},
+    "additive mask": {"attn_mask": torch.linspace(-2, 2, 25).view(5, 5)},
+    "scaled": {"scale": 0.3},
+    "grouped queries": {"enable_gqa": True},
+    "grouped queries, causal": {"enable_gqa": True, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_gives_the_cpus_bits(name, dtype):
+    options = dict(ATTENTION[name])
+    if options.get("attn_mask") is not None and options["attn_mask"].is_floating_point():
+        options["attn_mask"] = options["attn_mask"].to(dtype)
+    heads = 2 if "enable_gqa" in options else 4
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 4, 5, 8), torch.randn(2, heads, 5, 8), torch.randn(2, heads, 5, 8)
+    results = []
+    for device in ("sim", "cpu"):
+        inputs = [tensor.to(device, dtype).requires_grad_() for tensor in (query, key, value)]
+        moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in options.items()}
+        output = F.scaled_dot_product_attention(*inputs, **moved)
+        output.float().pow(2).sum().backward()
+        results.append([output.detach().cpu(), *(tensor.grad.cpu() for tensor in inputs)])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_attention_differentiates_its_mask():
+    gradients = []
+    for device in ("sim", "cpu"):
+        torch.manual_seed(0)
+        query, mask = torch.randn(1, 1, 3, 4).to(device), torch.zeros(3, 3).to(device).requires_grad_()
+        F.scaled_dot_product_attention(query, query, query, attn_mask=mask).pow(2).sum().backward()
+        gradients.append(mask.grad.cpu())
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].count_nonzero() > 0
+
+
+@pytest.mark.xfail(reason="the device's attention kernel takes a mask that lies on the CPU")
+def test_attention_with_a_mask_on_the_host_is_refused():
+    tensor = torch.randn(1, 1, 3, 4, device="sim")
+    with pytest.raises(RuntimeError, match="cpu"):
+        F.scaled_dot_product_attention(tensor, tensor, tensor, attn_mask=torch.zeros(3, 3))
+
+
+LINEAR_ALGEBRA = ["cholesky", "inv", "det", "svdvals", "eigvalsh", "qr", "matrix_norm"]
+
+
+@pytest.mark.parametrize("name", LINEAR_ALGEBRA)
+def test_linear_algebra_gives_the_cpus_bits(name):
+    torch.manual_seed(0)
+    root = torch.randn(4, 4)
+    matrix = root @ root.T + torch.eye(4)
+    function = getattr(torch.linalg, name)
+    device, host = function(matrix.to("sim")), function(matrix)
+    torch.testing.assert_close(
+        [t.cpu() for t in (device if isinstance(device, tuple) else [device])],
+        list(host) if isinstance(host, tuple) else [host],
+        rtol=0, atol=0,
+    )  # fmt: skip
+
+
+def test_losses_give_the_cpus_bits():
+    torch.manual_seed(0)
+    logits, target = torch.randn(6, 5), torch.tensor([0, 4, 2, 1, -100, 3])
+    host = F.cross_entropy(logits, target, label_smoothing=0.1)
+    assert F.cross_entropy(logits.to("sim"), target.to("sim"), label_smoothing=0.1).item() == host.item()
