@@ -62,6 +62,18 @@ BACKEND = Setting(
     "the accelerator to use, by name; unset: the one that is there, or the simulated one",
 )
 DISABLE_MOCK = Setting("DITORCH_DISABLE_MOCK", False, _switch, "1: `import ditorch` leaves torch alone")
+SHOW_DEVICE_AS_CUDA = Setting(
+    "DITORCH_SHOW_DEVICE_AS_CUDA",
+    True,
+    _switch,
+    "1: tensor.device and what is printed say cuda; 0: the accelerator's true name",
+)
+NATIVE_REDIRECT = Setting(
+    "DITORCH_NATIVE_REDIRECT",
+    True,
+    _switch,
+    "0: do not hook PyTorch's parser of device strings but wrap its functions, on systems where the hook is unwelcome",
+)
 FAULTS = Setting(
     "DITORCH_FAULTS",
     "",
@@ -84,4 +96,13 @@ CACHE = Setting(
     "the folder for what is built once and kept, such as the simulated accelerator",
 )
 
-ALL: tuple[Setting[Any], ...] = (BACKEND, DISABLE_MOCK, FAULTS, SIM_DEVICES, SIM_MEMORY, CACHE)
+ALL: tuple[Setting[Any], ...] = (
+    BACKEND,
+    DISABLE_MOCK,
+    SHOW_DEVICE_AS_CUDA,
+    NATIVE_REDIRECT,
+    FAULTS,
+    SIM_DEVICES,
+    SIM_MEMORY,
+    CACHE,
+)

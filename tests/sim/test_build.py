@@ -111,7 +111,6 @@ def test_a_library_that_does_not_work_is_not_kept(build_error, cache, fake_compi
     assert libraries(cache) == []
 
 
-@pytest.mark.xfail(reason="_compiler() looks for one program of that name, though _command() splits it")
 def test_the_compiler_can_be_given_with_arguments(build_error, fake_compiler, monkeypatch):
     monkeypatch.setenv("CXX", "sh " + fake_compiler("echo error: called with $1 >&2; exit 1"))
     assert "error: called with -std=c++" in build_error()

@@ -190,7 +190,6 @@ def test_attention_differentiates_its_mask():
     assert gradients[0].count_nonzero() > 0
 
 
-@pytest.mark.xfail(reason="the device's attention kernel takes a mask that lies on the CPU")
 def test_attention_with_a_mask_on_the_host_is_refused():
     tensor = torch.randn(1, 1, 3, 4, device="sim")
     with pytest.raises(RuntimeError, match="cpu"):

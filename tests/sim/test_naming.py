@@ -86,7 +86,6 @@ def test_an_invalid_name_is_refused_and_another_can_be_tried(run_python):
     assert run_python(code).stdout.splitlines() == ["True"] * 8 + ["None 2"]
 
 
-@pytest.mark.xfail(reason="_check_name() knows cpu, cuda and meta only, of all of PyTorch's own devices")
 @pytest.mark.parametrize("name", ["xpu", "mps", "xla", "hpu", "mtia"])
 def test_the_names_of_pytorchs_other_devices_are_refused(name):
     with pytest.raises(errors.SimulatorError, match=f"'{name}' cannot name the simulated accelerator"):

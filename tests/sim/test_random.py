@@ -152,8 +152,8 @@ def test_seeding_at_random_gives_another_stream():
         0,
         -1,
         2**63 - 1,
-        pytest.param(2**63, marks=pytest.mark.xfail(reason="ditorch_sim::seed takes signed numbers only")),
-        pytest.param(2**64 - 1, marks=pytest.mark.xfail(reason="ditorch_sim::seed takes signed numbers only")),
+        2**63,
+        2**64 - 1,
     ],
 )
 def test_every_seed_that_the_cpu_takes_is_taken(seed):
@@ -167,7 +167,6 @@ def test_forked_random_state_is_restored():
     assert torch.equal(torch.rand(3, device="sim").cpu(), inside.cpu())
 
 
-@pytest.mark.xfail(reason="torch.sim._initialized is missing, so checkpoint() keeps no state of the device")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_draws_the_same_dropout_again(reentrant):
     layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).to("sim")

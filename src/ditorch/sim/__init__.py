@@ -65,7 +65,7 @@ def start(name: str = "sim", collectives: str | None = None) -> ModuleType:
 
 
 def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in ("cpu", "cuda", "meta"):
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or _is_torchs_own(name):
         raise SimulatorError(
             f"'{name}' cannot name the simulated accelerator: PyTorch wants a lower-case word that is not the name of "
             "one of its own devices, such as 'sim' or 'npu'."
@@ -76,6 +76,13 @@ def _check_name(name: str) -> None:
             f"The simulated accelerator cannot start: the backend '{owner}' has taken PyTorch's one place for outside "
             f"devices (PrivateUse1) in this process. Use '{owner}' itself, or a process that does not import it."
         )
+
+
+def _is_torchs_own(name: str) -> bool:
+    try:
+        return bool(torch.device(name)) and name != _privateuse1_name()
+    except RuntimeError:  # not a device that PyTorch knows
+        return False
 
 
 def _privateuse1_name() -> str:
@@ -98,7 +105,7 @@ def register(library: Path, name: str, collectives: str) -> None:
         torch.ops.ditorch_sim.default_generator(index) for index in range(device_module.device_count())
     )
     torch._register_device_module(name, device_module)
-    backend_registration.generate_methods_for_privateuse1_backend()
+    backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     rnn.register()
     _register_collectives(name, collectives)
     atexit.register(_finish_backward_threads)

@@ -23,6 +23,9 @@ def is_available() -> bool:
     return True
 
 
+_initialized = True  # torch.utils.checkpoint looks here before it keeps random states
+
+
 def is_initialized() -> bool:
     return True
 
@@ -78,7 +81,8 @@ class device:
 
     def __enter__(self) -> None:
         self._previous = current_device()
-        set_device(self.index)
+        if self.index >= 0:  # as in torch.cuda, -1 changes nothing
+            set_device(self.index)
 
     def __exit__(self, *_: object) -> None:
         set_device(self._previous)
@@ -99,12 +103,18 @@ def _index(device: DeviceLike) -> int:
 
 
 def manual_seed(seed: int) -> None:
-    torch.ops.ditorch_sim.seed(current_device(), int(seed))
+    _seed(current_device(), seed)
+
+
+def _seed(index: int, seed: int) -> None:
+    """Seeds are 64 bits without a sign; PyTorch's operators take numbers with one."""
+    bits = int(seed) % 2**64
+    torch.ops.ditorch_sim.seed(index, bits - 2**64 if bits >= 2**63 else bits)
 
 
 def manual_seed_all(seed: int) -> None:
     for index in range(device_count()):
-        torch.ops.ditorch_sim.seed(index, int(seed))
+        _seed(index, seed)
 
 
 def seed() -> None:

@@ -32,9 +32,13 @@ inline Tensor wrap(c10::Storage storage, DispatchKey key, const Tensor& like) {
   return result;
 }
 
-inline Tensor host_alias(const Tensor& tensor) {
+inline void check_strided(const Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.unsafeGetTensorImpl()->has_storage(),
                               "the simulated accelerator has strided tensors only, not ", tensor.layout());
+}
+
+inline Tensor host_alias(const Tensor& tensor) {
+  check_strided(tensor);
   return wrap(host_of(tensor.storage()), DispatchKey::CPU, tensor);
 }
 
@@ -65,8 +69,17 @@ void for_each_tensor(c10::IValue& value, Change change) {
 // The device tensors of one operator call and their CPU aliases.
 class Aliases {
  public:
+  // `may_grow`: the kernel may give its arguments new memory. It then gets the old one on loan, so that nothing has
+  // changed if there is no room for the new.
+  explicit Aliases(bool may_grow = false) : may_grow_(may_grow) {}
+
   Tensor to_host(const Tensor& tensor) {
-    pairs_.emplace_back(tensor, host_alias(tensor));
+    if (may_grow_) {
+      check_strided(tensor);
+      pairs_.emplace_back(tensor, wrap(lent(tensor.storage()), DispatchKey::CPU, tensor));
+    } else {
+      pairs_.emplace_back(tensor, host_alias(tensor));
+    }
     return pairs_.back().second;
   }
 
@@ -74,8 +87,7 @@ class Aliases {
   Tensor to_device(const Tensor& result, DeviceIndex device) {
     if (!result.defined() || !result.is_cpu()) return result;
     if (result._is_zerotensor()) return to_device(at::_ops::clone::call(result, std::nullopt), device);  // has no memory
-    TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && result.unsafeGetTensorImpl()->has_storage(),
-                                "the simulated accelerator has strided tensors only, not ", result.layout());
+    check_strided(result);
     return wrap(device_storage(result.storage(), device), DispatchKey::PrivateUse1, result);
   }
 
@@ -97,6 +109,15 @@ class Aliases {
   }
 
  private:
+  c10::Storage lent(const c10::Storage& storage) {
+    for (const auto& [tensor, alias] : pairs_)  // one alias per storage: kernels look for overlaps by storage
+      if (tensor.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl()) return alias.storage();
+    const auto host = host_of(storage);
+    return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), host.nbytes(),
+        c10::DataPtr(host.mutable_data(), Device(c10::DeviceType::CPU)), c10::GetCPUAllocator(), /*resizable=*/true));
+  }
+
   c10::Storage device_storage(const c10::Storage& host, DeviceIndex device) {
     const auto* wanted = host.unsafeGetStorageImpl();
     for (const auto& [tensor, alias] : pairs_)
@@ -110,6 +131,7 @@ class Aliases {
     return fresh;
   }
 
+  bool may_grow_;
   c10::SmallVector<std::pair<Tensor, Tensor>, 8> pairs_;
   c10::SmallVector<std::pair<const c10::StorageImpl*, c10::Storage>, 4> adopted_;
 };

@@ -13,15 +13,14 @@ namespace ditorch_sim {
 constexpr int64_t kMathAttention = 0, kFlashAttention = 1, kDeviceAttention = 4;
 
 inline std::optional<Tensor> host_alias_of(const std::optional<Tensor>& tensor) {
-  if (!tensor || !tensor->defined()) return std::nullopt;
-  return on_device(*tensor) ? host_alias(*tensor) : *tensor;
+  return tensor && tensor->defined() ? std::optional<Tensor>(host_alias(*tensor)) : std::nullopt;
 }
 
 inline int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                                 double dropout, bool causal, std::optional<double> scale, bool grouped) {
-  // No gradient for a mask in the flash kernel; and aliases of these would not show it.
-  const bool mask_wants_gradient = mask && mask->defined() && mask->requires_grad();
-  if (mask_wants_gradient || !on_device(query) || !on_device(key) || !on_device(value) || query.layout() != c10::kStrided)
+  // A mask that wants a gradient gets none from the flash kernel, and one on the CPU is an error that others report.
+  const bool mask_fits = !mask || !mask->defined() || (on_device(*mask) && !mask->requires_grad());
+  if (!mask_fits || !on_device(query) || !on_device(key) || !on_device(value) || query.layout() != c10::kStrided)
     return kMathAttention;
   at::AutoDispatchBelowADInplaceOrView guard;
   const int64_t choice = at::_ops::_fused_sdp_choice::call(host_alias(query), host_alias(key), host_alias(value),

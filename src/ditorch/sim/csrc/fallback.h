@@ -17,6 +17,7 @@ struct Signature {
   c10::SmallVector<int, 4> written;   // arguments the kernel writes to
   c10::SmallVector<int, 4> returned;  // for each result the written argument it is, or -1
   int generator = -1;                 // the argument that takes a random number generator
+  bool may_grow = false;              // the kernel may give written arguments new memory: out= and resize_
   bool takes_host_tensors = false;    // the few operators whose indices may lie on the CPU
 
   explicit Signature(const c10::FunctionSchema& schema) {
@@ -29,7 +30,10 @@ struct Signature {
     const auto& arguments = schema.arguments();
     const auto writes = [](const c10::Argument& a) { return a.alias_info() && a.alias_info()->isWrite(); };
     for (size_t i = 0; i < arguments.size(); i++) {
-      if (writes(arguments[i])) written.push_back(i);
+      if (writes(arguments[i])) {
+        written.push_back(i);
+        may_grow |= arguments[i].kwarg_only() || schema.name().find("resize") != std::string::npos;
+      }
       if (arguments[i].type()->str().find("Generator") != std::string::npos) generator = i;
     }
     for (const auto& result : schema.returns()) {
@@ -88,7 +92,7 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
 
   // Below autograd, and no autocast of the CPU's: the device's own has had its turn.
   c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-  Aliases aliases;
+  Aliases aliases(signature.may_grow);
   CallDevice device(called);
 
   const size_t first = stack->size() - kernel.schema().arguments().size();

@@ -1,0 +1,131 @@
+"""Builds our C++ once per torch release and keeps it.
+
+The source is part of the package. It is compiled against the user's own torch on first use, tried out in a process of
+its own (a library that does not fit its torch may end the process that loads it), and only then put in its place in the
+cache by a rename: what lies in the cache is whole and has worked. Processes that start at once wait for one to build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock  # torch depends on it
+
+from ditorch.errors import NativeError
+from ditorch.settings import CACHE
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """A shared library of ours."""
+
+    name: str  # of the file in the cache: "sim"
+    title: str  # in messages: "The simulated accelerator"
+    main: Path  # the source file; all files beside it count as its source
+    probe: str  # the module that tries it out: python -m PROBE LIBRARY
+    uses_torch: bool = True  # includes torch's headers and links with it
+    quiet: bool = False  # builds in a moment: nobody needs to be told
+
+    def path(self) -> Path:
+        """Where it lies; it is built now if need be. A NativeError says what went wrong and what to do."""
+        path = CACHE.get() / f"{self.name}-{self._fingerprint()}.so"
+        if path.exists():
+            return path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_suffix(".lock")):
+                if not path.exists():  # nobody else built it while we waited
+                    self._build(path)
+        except OSError as error:
+            raise NativeError(
+                f"{self.title} cannot be kept in {path.parent}: {error.strerror or error}. "
+                "Set DITORCH_CACHE to a folder that can be written to and has 10 MB free."
+            ) from error
+        return path
+
+    def _fingerprint(self) -> str:
+        """Names what a build depends on: the torch release and build, its C++ ABI, the machine, and our source."""
+        digest = hashlib.sha256(str(torch.version.git_version).encode())
+        for file in sorted(self.main.parent.iterdir()):
+            digest.update(file.read_bytes())
+        return f"torch{torch.__version__}-abi{_abi()}-{platform.machine()}-{digest.hexdigest()[:12]}"
+
+    def _build(self, path: Path) -> None:
+        compiler = self._compiler()
+        self._note(f"building {_lower(self.title)} for torch {torch.__version__}, once, in less than a minute …")
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+            fresh = Path(folder) / path.name
+            self._run(self._command(compiler, fresh), f"compiling it with {compiler} failed")
+            self._run([sys.executable, "-m", self.probe, str(fresh)], "it was built, but does not work here")
+            os.replace(fresh, path)
+        self._note(f"built in {time.monotonic() - began:.0f} s, kept in {path.parent}")
+
+    def _compiler(self) -> str:
+        wanted = os.environ.get("CXX")
+        for name in [wanted] if wanted else ["g++", "clang++", "c++"]:
+            if shutil.which(name.split()[0]):
+                return name
+        looked_for = f"CXX={wanted}" if wanted else "g++, clang++ or c++"
+        raise NativeError(
+            f"{self.title} is compiled on first use, and no C++ compiler was found ({looked_for}). "
+            "Install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or set CXX."
+        )
+
+    def _command(self, compiler: str, target: Path) -> list[str]:
+        # torch's headers need C++20 from 2.14 on; older compilers do not have it, so not before
+        standard = "c++20" if torch_release() >= (2, 14) else "c++17"
+        # -w: torch's headers warn, and are not ours to mend
+        command = [*compiler.split(), f"-std={standard}", "-O2", "-fPIC", "-shared", "-w"]
+        command += [f"-D_GLIBCXX_USE_CXX11_ABI={_abi()}", str(self.main), "-o", str(target)]
+        if not self.uses_torch:
+            return command
+        root = Path(torch.__file__).parent
+        if torch.distributed.is_available():
+            command.append("-DDITORCH_DISTRIBUTED")
+        command += [f"-I{root / 'include'}", f"-I{root / 'include' / 'torch' / 'csrc' / 'api' / 'include'}"]
+        return [*command, f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+
+    def _run(self, command: list[str], complaint: str) -> None:
+        search = os.pathsep.join(filter(None, sys.path))
+        # the probe loads the library by itself
+        environment = {**os.environ, "PYTHONPATH": search, "DITORCH_DISABLE_MOCK": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode == 0:
+            return
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        errors = [line for line in said if re.search(r"error:|Error:|what\(\):", line)] or said[-5:]
+        raise NativeError(
+            f"{self.title} cannot be used with torch {torch.__version__}: {complaint} "
+            f"(exit code {done.returncode}).\n  command: {' '.join(command)}\n  "
+            + "\n  ".join(errors[:5] or ["(it printed nothing)"])
+        )
+
+    def _note(self, text: str) -> None:
+        if not self.quiet:
+            print(f"ditorch: {text}", file=sys.stderr, flush=True)
+
+
+def torch_release() -> tuple[int, int]:
+    """(2, 13) for 2.13.0+cpu."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _abi() -> int:
+    return int(torch.compiled_with_cxx11_abi())
+
+
+def _lower(title: str) -> str:
+    return title[0].lower() + title[1:]
