@@ -1,7 +1,7 @@
 """Writes the tables in docs/*.md that are made from code, between `<!-- table: NAME -->` and `<!-- end -->`.
 
-    python docs/make_tables.py          (make docs)
-    python docs/make_tables.py --check  exit code 1 if a table is not what the code says
+python docs/make_tables.py          (make docs)
+python docs/make_tables.py --check  exit code 1 if a table is not what the code says
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Callable
 
 os.environ["DITORCH_DISABLE_MOCK"] = "1"
 
-from ditorch import settings
+from ditorch import backends, settings
+from ditorch.redirect import cuda
 from ditorch.sim.faults.kinds import KINDS
 
 FOLDER = Path(__file__).parent
@@ -48,7 +49,12 @@ def faults_table() -> str:
     )
 
 
-TABLES: dict[str, Callable[[], str]] = {"settings": settings_table, "faults": faults_table}
+TABLES: dict[str, Callable[[], str]] = {
+    "backends": backends.table,
+    "cuda": cuda.table,
+    "faults": faults_table,
+    "settings": settings_table,
+}
 
 
 def filled(text: str) -> str:

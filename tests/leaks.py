@@ -32,6 +32,8 @@ _PATCHABLE = (
     torch.serialization,
     torch.sparse,
     torch.storage.UntypedStorage,
+    torch.autograd.profiler.profile,
+    torch.nn.parallel.comm,
 )
 
 # What torch.compile itself leaves behind when it is first used.

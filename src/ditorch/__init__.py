@@ -3,13 +3,16 @@
     import torch
     import ditorch
 
-One line on stderr says what was found. On a machine with no accelerator it is the simulated one (`ditorch.sim`).
+From then on "cuda" means that accelerator: `.cuda()`, `device="cuda"`, `torch.cuda.*`, "nccl", autocast, checkpoints.
+One line on stderr says what was found. On a machine with no accelerator it is the simulated one (`ditorch.sim`); on one
+with CUDA nothing is changed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,10 +20,16 @@ from ditorch.backend import Backend  # here and not later, or the module would t
 from ditorch.errors import BackendError
 from ditorch.settings import DISABLE_MOCK, FAULTS
 
-__all__ = ["__version__", "backend", "install"]
+if TYPE_CHECKING:  # imported when they are needed, so that `import ditorch` stays light
+    from ditorch.redirect import Redirect
+    from ditorch.sim.faults import Injection
+
+__all__ = ["__version__", "backend", "install", "uninstall"]
 __version__ = "0.1.0"
 
 _backend: Backend | None = None
+_redirect: Redirect | None = None
+_faults: Injection | None = None
 
 
 def backend() -> Backend:
@@ -33,21 +42,39 @@ def backend() -> Backend:
 
 
 def install() -> Backend:
-    """Chooses the accelerator and makes it ready; `import ditorch` does it unless DITORCH_DISABLE_MOCK is 1."""
-    global _backend
-    if _backend is None:
-        from ditorch import discover
+    """Chooses the accelerator and makes "cuda" mean it; `import ditorch` does it unless DITORCH_DISABLE_MOCK is 1."""
+    global _backend, _redirect, _faults
+    if _backend is not None:
+        return _backend
+    from ditorch import discover
 
-        _backend = discover.choose()
-        print(
-            f"ditorch: {_backend.name} ({_backend.title}) torch {torch.__version__} pid {os.getpid()}", file=sys.stderr
-        )
-        if FAULTS.get():
-            from ditorch.sim import faults
+    chosen = discover.choose()
+    if chosen.device_type != "cuda" and not chosen.migration_active():
+        from ditorch.redirect import Redirect
 
-            injection = faults.inject(FAULTS.get(), _backend.device_type)
-            print(f"ditorch: kernels broken by DITORCH_FAULTS: {', '.join(injection.struck)}", file=sys.stderr)
-    return _backend
+        _redirect = Redirect(chosen)
+    _backend = chosen
+    _say(f"{chosen.name} ({chosen.title}) torch {torch.__version__} pid {os.getpid()}")
+    if FAULTS.get():
+        from ditorch.sim import faults
+
+        _faults = faults.inject(FAULTS.get(), chosen.device_type)
+        _say(f"kernels broken by DITORCH_FAULTS: {', '.join(_faults.struck)}")
+    return chosen
+
+
+def uninstall() -> None:
+    """Puts everything in torch back as it was. The accelerator itself stays known to PyTorch, under its own name."""
+    global _backend, _redirect, _faults
+    if _faults is not None:
+        _faults.remove()
+    if _redirect is not None:
+        _redirect.undo()
+    _backend = _redirect = _faults = None
+
+
+def _say(text: str) -> None:
+    print(f"ditorch: {text}", file=sys.stderr)
 
 
 def _is_own_command() -> bool:
@@ -58,5 +85,5 @@ def _is_own_command() -> bool:
     )
 
 
-if not (DISABLE_MOCK.get() or _is_own_command()):
+if not (_is_own_command() or DISABLE_MOCK.get()):
     install()

@@ -58,8 +58,15 @@ class Backend:
 
     def start(self) -> None:
         """Makes the device known to PyTorch; doing it again does nothing."""
+        self._mirror_visible_devices()
         if self.module:
             importlib.import_module(self.module)
+
+    def _mirror_visible_devices(self) -> None:
+        """A program started with CUDA_VISIBLE_DEVICES means the chip's devices; the chip looks when it is imported."""
+        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if wanted is not None and self.visible_devices is not None:
+            os.environ.setdefault(self.visible_devices, wanted)
 
     def has_devices(self) -> bool:
         return bool(self.device_module().is_available())

@@ -5,7 +5,8 @@
     ├── FaultError (ValueError)       a fault cannot be understood, or cannot be installed
     ├── NativeError                   C++ of ours cannot be built
     └── BackendError                  an accelerator cannot be used
-        └── SimulatorError            the simulated one cannot be built or started
+        ├── SimulatorError            the simulated one cannot be built or started
+        └── MissingOnBackendError (NotImplementedError)   a part of torch.cuda that it does not have
 
 Each message says what is wrong, where, and what to do about it.
 """
@@ -35,3 +36,7 @@ class BackendError(DitorchError):
 
 class SimulatorError(BackendError):
     """The simulated accelerator cannot be built or started."""
+
+
+class MissingOnBackendError(BackendError, NotImplementedError):
+    """A part of torch.cuda that this accelerator does not have."""

@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock  # torch depends on it
 
 from ditorch.errors import NativeError
-from ditorch.settings import CACHE
+from ditorch.settings import cache_folder
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class NativeLibrary:
 
     def path(self) -> Path:
         """Where it lies; it is built now if need be. A NativeError says what went wrong and what to do."""
-        path = CACHE.get() / f"{self.name}-{self._fingerprint()}.so"
+        path = cache_folder() / f"{self.name}-{self._fingerprint()}.so"
         if path.exists():
             return path
         try:

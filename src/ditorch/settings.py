@@ -89,12 +89,19 @@ SIM_MEMORY = Setting(
     _bytes,
     "memory of each simulated device, such as 512MB or 2GiB; unset: as much as the host has",
 )
-CACHE = Setting(
+CACHE: Setting[Path | None] = Setting(
     "DITORCH_CACHE",
-    Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ditorch",
-    Path,
+    None,
+    lambda text: Path(text).expanduser(),
     "the folder for what is built once and kept, such as the simulated accelerator",
 )
+
+
+def cache_folder() -> Path:
+    """DITORCH_CACHE, or `ditorch` in the user's own cache folder."""
+    users_own = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return CACHE.get() or Path(users_own, "ditorch")
+
 
 ALL: tuple[Setting[Any], ...] = (
     BACKEND,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ditorch import sim
 from ditorch.backend import Backend
 
@@ -11,6 +13,9 @@ class SimulatedBackend(Backend):
         return None  # what can go wrong is said by start(), in full
 
     def start(self) -> None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible:  # as many devices as the program was given
+            os.environ.setdefault("DITORCH_SIM_DEVICES", str(len(visible.split(","))))
         sim.start()
 
 

@@ -12,6 +12,7 @@ from ditorch.errors import DitorchError
 
 # name: (where the click command is, what it does in one line)
 _COMMANDS = {
+    "run": ("ditorch.cli.run:run", "Run a program written for CUDA on the accelerator that is here, without an edit."),
     "demo": ("ditorch.cli.demo:demo", "Train a small GPT with one broken kernel and watch the loss go wrong."),
     "doctor": (
         "ditorch.cli.doctor:doctor",

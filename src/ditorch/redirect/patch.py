@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ class Patches:
 
     def __init__(self) -> None:
         self.applied: list[Patch] = []
-        self._undo_calls: list[Callable[[], None]] = []
+        self._undo_calls: list[Callable[[], object]] = []
+        self._after_undo: list[Callable[[], None]] = []
 
     def assign(self, owner: Any, name: str, new: Any, why: str) -> Any:
         """Sets `owner.name` to `new` and returns the original, or None where there was none."""
@@ -41,9 +43,13 @@ class Patches:
         _set(owner, name, new)
         return None if original is _MISSING else original
 
-    def on_undo(self, undo: Callable[[], None]) -> None:
+    def on_undo(self, undo: Callable[[], object]) -> None:
         """For a change that is not an attribute (a registration): how to take it back."""
         self._undo_calls.append(undo)
+
+    def after_undo(self, finish: Callable[[], None]) -> None:
+        """What is left to be done when every attribute is back."""
+        self._after_undo.append(finish)
 
     def undo(self) -> None:
         """Puts every original object back, newest change first."""
@@ -55,6 +61,8 @@ class Patches:
                 _delete(patch.owner, patch.name)
             else:
                 _set(patch.owner, patch.name, patch.original)
+        while self._after_undo:
+            self._after_undo.pop()()
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
@@ -70,8 +78,9 @@ def _delete(owner: Any, name: str) -> None:
 # torch.device is a C type that Python refuses to change. The refusal is one bit of its flags, lifted for the length of
 # an assignment; the interpreter then updates the type's slots as for any class.
 _FLAGS_OFFSET = 168  # of tp_flags in a type object, 64-bit CPython
-_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE, Python 3.10 and newer
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which Python 3.9 asks for instead
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which Python 3.9 wants to see set instead
+_OLD_PYTHON = sys.version_info < (3, 10)
 
 
 def can_change(owner: type) -> bool:
@@ -86,7 +95,7 @@ def _flags(owner: type) -> ctypes.c_ulong:
 def _is_locked(owner: Any) -> bool:
     if not isinstance(owner, type):
         return False
-    return bool(owner.__flags__ & _IMMUTABLE) or not owner.__flags__ & _HEAP_TYPE
+    return not owner.__flags__ & _HEAP_TYPE if _OLD_PYTHON else bool(owner.__flags__ & _IMMUTABLE)
 
 
 @contextmanager
@@ -98,9 +107,10 @@ def _writable(owner: Any) -> Iterator[None]:
     before = owner.__flags__
     if flags.value != before:
         raise TypeError(f"{owner} cannot be changed in this Python: its flags are not where they should be")
-    flags.value = (before & ~_IMMUTABLE) | _HEAP_TYPE
+    bit = _HEAP_TYPE if _OLD_PYTHON else _IMMUTABLE
+    flags.value = before ^ bit
     try:
         yield
     finally:
-        flags.value = (flags.value & ~(_IMMUTABLE | _HEAP_TYPE)) | (before & (_IMMUTABLE | _HEAP_TYPE))
+        flags.value ^= bit
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))

@@ -92,7 +92,7 @@ def _privateuse1_name() -> str:
 
 def register(library: Path, name: str, collectives: str) -> None:
     """Loads a built library and tells PyTorch all about the device. start() does it, and the probe of a new build."""
-    from ditorch.sim import device_module, rnn
+    from ditorch.sim import batch_norm, device_module, rnn
 
     SIM_DEVICES.get()  # the C++ side reads it; a malformed value is reported here
     limit = SIM_MEMORY.get() or _host_memory()
@@ -107,6 +107,7 @@ def register(library: Path, name: str, collectives: str) -> None:
     torch._register_device_module(name, device_module)
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     rnn.register()
+    batch_norm.register()
     _register_collectives(name, collectives)
     atexit.register(_finish_backward_threads)
 

@@ -32,13 +32,20 @@ class DeviceWork final : public c10d::Work {
   std::vector<Tensor> results_;
 };
 
+// As on a chip, these look at the memory and not at its shape; gloo wants the first dimension to be divisible.
+inline bool ignores_shape(const std::string& name) {
+  return name == "c10d::_allgather_base_" || name == "c10d::_reduce_scatter_base_" ||
+         name == "c10d::allgather_into_tensor_coalesced_" || name == "c10d::reduce_scatter_tensor_coalesced_";
+}
+
 inline void collective(const OperatorHandle& op, Stack* stack) {
+  const bool flat = ignores_shape(op.operator_name().name);
   std::vector<Tensor> tensors;
   for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); i++)
     for_each_tensor((*stack)[i], [&](const Tensor& tensor) {
       if (on_device(tensor)) wait_for_current_stream(tensor.device().index());
       tensors.push_back(tensor);
-      return tensor;
+      return flat && tensor.is_contiguous() ? tensor.view({-1}) : tensor;
     });
 
   run_on_host(op, op, Signature(op.schema()), stack);

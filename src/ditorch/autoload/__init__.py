@@ -1,0 +1,1 @@
+"""Not for import: `ditorch run` puts this folder on PYTHONPATH, and Python then runs sitecustomize.py as it starts."""

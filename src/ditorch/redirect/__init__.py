@@ -1,0 +1,31 @@
+"""Makes "cuda" mean the accelerator that is there: a program written for CUDA then runs on it unchanged.
+
+No mode and no subclass stands in the way of an op: strings are translated where PyTorch parses them (strings.py), and
+what is left are attributes that were given another value, every one of them in patch.py's list, with its reason.
+"""
+
+from __future__ import annotations
+
+from ditorch.backend import Backend
+from ditorch.redirect import amp, checkpoints, cuda, devices, distributed, strings
+from ditorch.redirect.patch import Patches
+
+
+class Redirect:
+    """The redirect in force; `undo()` puts everything back as it was."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.patches = Patches()
+        try:
+            self.how = strings.apply(self.patches, backend.device_type)
+            devices.apply(self.patches, backend)
+            cuda.apply(self.patches, backend)
+            amp.apply(self.patches, backend)
+            checkpoints.apply(self.patches, backend)
+            distributed.apply(self.patches, backend)
+        except BaseException:
+            self.patches.undo()  # half a redirect is worse than none
+            raise
+
+    def undo(self) -> None:
+        self.patches.undo()

@@ -1,0 +1,59 @@
+"""The documentation: its tables are what the code says, its links lead somewhere, and nothing is left to fill in."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
+PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$|`[^`\n]+`", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_tables_are_what_the_code_says():
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs/make_tables.py", "--check"], capture_output=True, text=True, timeout=240
+    )
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+@each_page
+def test_every_table_has_rows_and_an_end(page):
+    text = page.read_text(encoding="utf-8")
+    marked = re.findall(r"<!-- table: (\w+) -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    assert len(marked) == text.count("<!-- table:") == text.count("<!-- end -->")
+    for name, table in marked:
+        assert table.count("\n|") >= 2, f"the table {name} has no rows"
+
+
+@each_page
+def test_every_link_to_a_file_leads_somewhere(page):
+    targets = re.findall(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)", without_code(page.read_text(encoding="utf-8")))
+    files = [target for target in targets if not re.match(r"[a-z]+:", target)]
+    assert [target for target in files if not (page.parent / target).exists()] == []
+
+
+@each_page
+def test_nothing_is_left_to_fill_in(page):
+    assert (
+        re.findall(r"^[A-Z]+(?:_[A-Z]+)+$|\b(?:TODO|FIXME|TBD|XXX)\b", page.read_text(encoding="utf-8"), re.MULTILINE)
+        == []
+    )
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
+def test_the_readme_is_short_and_names_the_two_commands(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.count("\n") < 150
+    assert "make demo" in text
+    assert "make test" in text
