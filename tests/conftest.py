@@ -29,6 +29,7 @@ DEVICE = os.environ.get("DITORCH_TEST_DEVICE", "sim")
 def _simulated_accelerator() -> None:
     if DEVICE == "sim":
         sim.start()
+    torch.zeros(1, device=DEVICE)  # CUDA initializes itself on first use, which is nothing that a test leaves behind
 
 
 @pytest.fixture

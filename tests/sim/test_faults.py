@@ -365,6 +365,7 @@ def test_without_an_accelerator_the_message_says_what_to_do(run_python):
     done = run_python(
         "from ditorch.sim import faults; faults.inject('aten.mm: nan')",
         check=False,
+        CUDA_VISIBLE_DEVICES="",
     )
     assert "There is no accelerator whose kernels 'aten.mm: nan' could break" in done.stderr
     assert "ditorch.sim.start()" in done.stderr

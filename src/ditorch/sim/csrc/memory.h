@@ -29,8 +29,9 @@ inline void check_memory(int64_t bytes, DeviceIndex device) {
   if (C10_LIKELY(used + bytes <= memory_limit)) return;
   statistics.out_of_memory++;
   TORCH_CHECK_WITH(OutOfMemoryError, false, c10::get_privateuse1_backend(true), " out of memory. Tried to allocate ",
-                   bytes, " bytes. Device ", int(device), " has a capacity of ", memory_limit.load(), " bytes, of which ",
-                   used, " are in use (simulated accelerator, DITORCH_SIM_MEMORY).");
+                   std::to_string(bytes), " bytes. Device ", std::to_string(device), " has a capacity of ",
+                   std::to_string(memory_limit), " bytes, of which ", std::to_string(used),
+                   " are in use (simulated accelerator, DITORCH_SIM_MEMORY).");
 }
 
 // ---- device memory -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -37,9 +38,11 @@ inline int device_count() {
 inline thread_local DeviceIndex current_device = 0;
 inline thread_local StreamId current_stream[kMaxDevices] = {0};
 
+// Numbers in messages go through std::to_string: where the compiler links its own copy of libstdc++ into this library,
+// formatting a number by a stream of PyTorch's copy ends the process.
 inline void check_device(DeviceIndex index) {
-  TORCH_CHECK(index >= 0 && index < device_count(), "invalid device ordinal ", int(index), ": there are ",
-              device_count(), " simulated devices (DITORCH_SIM_DEVICES)");
+  TORCH_CHECK(index >= 0 && index < device_count(), "invalid device ordinal ", std::to_string(index), ": there are ",
+              std::to_string(device_count()), " simulated devices (DITORCH_SIM_DEVICES)");
 }
 
 inline DeviceIndex index_or_current(Device device) {
