@@ -33,6 +33,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(RUN) benchmarks/sim_speed.py
 	$(RUN) benchmarks/op_coverage.py
+	$(RUN) benchmarks/redirect_cost.py
 
 # torch first and pinned: left to itself, pip takes the newest with gigabytes of CUDA packages.
 $(INSTALLED): pyproject.toml constraints.txt Makefile

@@ -37,6 +37,19 @@ def test_the_chip_of_an_installed_package_is_found_and_computes(run_python, tmp_
         name, device = sys.argv[1:]
         assert ditorch.backend().name == name, ditorch.backend()
         assert torch.ones(2, device=device).device.index == 0
+
+        # a program written for CUDA
+        assert torch.cuda.is_available()
+        model = torch.nn.Linear(2, 2).cuda()
+        scaler = torch.amp.GradScaler("cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(torch.ones(1, 2, device="cuda:0")).sum()
+        scaler.scale(loss).backward()
+        assert model.weight.grad.is_cuda and str(loss.device) == "cuda:0" and getattr(loss, f"is_{device}")
+        torch.cuda.synchronize()
+        backend = torch.distributed.distributed_c10d.BackendConfig(torch.distributed.Backend("cpu:gloo,cuda:nccl"))
+        assert backend.get_device_backend_map() == {"cpu": "gloo", device: ditorch.backend().collectives}
+
         report = doctor.examine()
         assert report.healthy, report.checks
         assert [f.name for f in report.findings if f.reason is None] == [name, "sim", "cpu"], report.findings

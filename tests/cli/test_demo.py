@@ -44,13 +44,19 @@ def test_shows_the_losses_and_blames_the_kernel(run_demo):
     assert rows[0][4] == "+0.0000"  # a backward kernel is broken: the first loss cannot know
     assert rows[2][4] != "+0.0000"
     assert "sim: the loss is never further than 0.0e+00 from the CPU's." in result.output
-    assert re.search(r"One kernel did that, in \d+ calls: aten.native_layer_norm_backward: tail=0.5", result.output)
+    assert re.search(r"What was broken, in \d+ calls: aten.native_layer_norm_backward: tail=0.5", result.output)
     assert faults.active() == []
 
 
 def test_breaks_the_kernel_that_it_is_told(run_demo):
     result = run_demo("--steps", "2", "--fault", "aten.gelu: zero")
-    assert "One kernel did that, in 4 calls: aten.gelu: zero" in result.output
+    assert "What was broken, in 4 calls: aten.gelu: zero" in result.output
+
+
+def test_a_kernel_that_fails_outright_is_part_of_the_story(run_demo):
+    result = run_demo("--steps", "4", "--fault", "aten.gelu_backward: unimplemented, after=4")
+    assert "sim, broken: stopped in step 3, NotImplementedError: Could not run 'aten::gelu_backward'" in result.output
+    assert result.exit_code == 0
 
 
 def test_says_a_mistake_in_the_fault_before_anything_runs(run_demo, monkeypatch):

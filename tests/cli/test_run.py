@@ -100,7 +100,12 @@ class TestTheProgram:
         assert (done.returncode, done.stdout, done.stderr) == (7, "goodbye\n", "")
 
     def test_is_interrupted_as_under_python(self, ditorch_command, program):
-        program("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+        # its own handler: a job in the background is started with the signal ignored
+        program(
+            "import signal\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "signal.raise_signal(signal.SIGINT)\n"
+        )
         done = ditorch_command("run", "program.py")
         assert done.returncode == -signal.SIGINT  # a shell says 130
         assert done.stderr.endswith("\nKeyboardInterrupt\n")

@@ -38,7 +38,7 @@ def demo(fault: str, steps: int) -> None:
         _follow(progress, reference, "cpu", steps)
         _follow(progress, healthy, backend.device_type, steps)
         with faults.inject(fault, backend.device_type) as injection:
-            _follow(progress, broken, backend.device_type, steps)
+            _follow_broken(progress, broken, backend.device_type, steps)
     console.print()
     console.print(_losses(reference, healthy, broken))
     _summary(console, reference, healthy, broken, injection)
@@ -51,31 +51,40 @@ def _follow(progress: Progress, run: Run, device: str, steps: int) -> None:
         progress.update(task, advance=1, loss=f"{loss:.4f}")
 
 
+def _follow_broken(progress: Progress, run: Run, device: str, steps: int) -> None:
+    """A broken kernel may also fail outright, which is part of the story."""
+    try:
+        _follow(progress, run, device, steps)
+    except Exception as error:  # noqa: BLE001 (whatever the kernel raised)
+        run.failure = f"{type(error).__name__}: {error}"
+
+
 def _losses(reference: Run, healthy: Run, broken: Run) -> Table:
     table = Table(title="Loss", title_justify="left")
     for name in ("step", reference.title, healthy.title, broken.title, "drift from the CPU"):
         table.add_column(name, justify="right")
     steps = len(reference.losses)
     for step in sorted({round(row * (steps - 1) / (_ROWS - 1)) for row in range(_ROWS)}):
-        expected, got = reference.losses[step], broken.losses[step]
-        table.add_row(
-            str(step + 1),
-            *(f"{run.losses[step]:.4f}" for run in (reference, healthy, broken)),
-            f"{got - expected:+.4f}",
-        )
+        cells = [f"{run.losses[step]:.4f}" if step < len(run.losses) else "–" for run in (reference, healthy, broken)]
+        drift = f"{broken.losses[step] - reference.losses[step]:+.4f}" if step < len(broken.losses) else "–"
+        table.add_row(str(step + 1), *cells, drift)
     return table
 
 
 def _summary(console: Console, reference: Run, healthy: Run, broken: Run, injection: faults.Injection) -> None:
-    ((fault, times),) = list(injection.struck.items())[:1]
-    console.print(
-        f"{healthy.title}: the loss is never further than {_distance(reference, healthy):.1e} from the CPU's."
-    )
-    console.print(
-        f"{broken.title}: up to {_distance(reference, broken):.3f}, a last loss of {broken.losses[-1]:.4f} instead of "
-        f"{reference.losses[-1]:.4f}."
-    )
-    console.print(f"One kernel did that, in {times} calls: [bold]{fault}[/bold]")
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    say(f"{healthy.title}: the loss is never further than {_distance(reference, healthy):.1e} from the CPU's.")
+    if broken.failure:
+        say(f"{broken.title}: stopped in step {len(broken.losses) + 1}, {broken.failure}")
+    else:
+        say(
+            f"{broken.title}: up to {_distance(reference, broken):.3f}, a last loss of {broken.losses[-1]:.4f} instead "
+            f"of {reference.losses[-1]:.4f}."
+        )
+    for fault, calls in injection.struck.items():
+        say(f"What was broken, in {calls} calls: {fault}")
 
 
 def _distance(reference: Run, other: Run) -> float:

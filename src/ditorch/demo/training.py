@@ -14,10 +14,11 @@ from ditorch.demo import gpt
 
 @dataclass
 class Run:
-    """One training run: what it is called, and its loss at every step."""
+    """One training run: what it is called, its loss at every step, and what ended it early, if anything did."""
 
     title: str
     losses: list[float] = field(default_factory=list)
+    failure: str = ""
 
 
 def batches(size: int = 8, length: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
