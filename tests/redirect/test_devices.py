@@ -275,3 +275,16 @@ def test_a_checkpoint_saved_by_a_plain_torch_as_cuda_loads_here(x, monkeypatch):
     assert is_on_accelerator(torch.load(file, weights_only=True)["x"])
     file.seek(0)
     assert torch.load(file, weights_only=True, map_location="cpu")["x"].device.type == "cpu"
+
+
+def test_compile_without_a_backend_named_runs_the_graph_on_the_accelerator(x, capsys):
+    model = nn.Sequential(nn.Linear(2, 2), nn.GELU()).cuda()
+    for compiled in (torch.compile(model), torch.compile(model, mode="max-autotune"), torch.compile()(model)):
+        result = compiled(x.cuda())
+        assert torch.equal(result, model(x.cuda()))
+        result.sum().backward()
+    assert is_on_accelerator(model[0].weight.grad)
+    model.compile()
+    assert is_on_accelerator(model(x.cuda()))
+    said = "ditorch: torch.compile: Inductor has no code generator for sim; using aot_eager\n"
+    assert capsys.readouterr().err.count(said) <= 1

@@ -7,7 +7,7 @@ what is left are attributes that were given another value, every one of them in 
 from __future__ import annotations
 
 from ditorch.backend import Backend
-from ditorch.redirect import amp, checkpoints, cuda, devices, distributed, strings
+from ditorch.redirect import amp, checkpoints, compiler, cuda, devices, distributed, strings
 from ditorch.redirect.patch import Patches
 
 
@@ -23,6 +23,7 @@ class Redirect:
             amp.apply(self.patches, backend)
             checkpoints.apply(self.patches, backend)
             distributed.apply(self.patches, backend)
+            compiler.apply(self.patches, backend)
         except BaseException:
             self.patches.undo()  # half a redirect is worse than none
             raise
