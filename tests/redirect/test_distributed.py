@@ -82,6 +82,21 @@ def _worker(rank, store, results):
         dist.all_reduce(tensor, group=group)
         return tensor[0].item() == 3
 
+    def group_of_the_device_alone():
+        group = dist.new_group([0, 1], backend="cuda:nccl")
+        tensor = value()
+        dist.all_reduce(tensor, group=group)
+        return tensor[0].item() == 3
+
+    def random_tensors_of_a_mesh():
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        mesh = dist.init_device_mesh("cuda", (2,))
+        torch.manual_seed(0)
+        tensor = distribute_tensor(torch.zeros(8, device="cuda"), mesh, [Shard(0)])
+        whole = torch.nn.init.normal_(tensor).full_tensor()
+        return len(whole.unique()) == 8  # each process drew its own part
+
     def tensor_parallel():
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -93,7 +108,14 @@ def _worker(rank, store, results):
         model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
         return torch.allclose(model(data), expected, atol=1e-6)
 
-    checks = (average_is_emulated, pipeline, subgroup, tensor_parallel)
+    checks = (
+        average_is_emulated,
+        pipeline,
+        subgroup,
+        group_of_the_device_alone,
+        random_tensors_of_a_mesh,
+        tensor_parallel,
+    )
     for check in checks:
         try:
             outcome = "ok" if check() else "wrong"
@@ -112,5 +134,5 @@ def test_collectives_between_two_processes(tmp_path):
     outcomes = []
     while not results.empty():
         outcomes.append(results.get())
-    assert len(outcomes) == 8
+    assert len(outcomes) == 12
     assert {outcome for _, _, outcome in outcomes} == {"ok"}, outcomes

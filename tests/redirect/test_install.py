@@ -143,6 +143,19 @@ def test_an_active_migration_of_the_vendor_is_left_alone(run_python):
     assert run_python(code).stdout == "True\n"
 
 
+def test_the_import_does_not_touch_the_device(run_python):
+    # a vendor's driver must not be started before the program forks, and a device mesh chooses the device of a process
+    # that has not used one yet
+    code = """
+        import torch, ditorch
+        torch.manual_seed(0)
+        print(torch.cuda.device_count(), torch.cuda.is_initialized())
+        print(torch.zeros(1).cuda().is_cuda, torch.cuda.is_initialized())
+    """
+    done = run_python(code, DITORCH_DISABLE_MOCK="0", DITORCH_BACKEND="sim")
+    assert done.stdout == "2 False\nTrue True\n"
+
+
 def test_cuda_visible_devices_is_mirrored(run_python):
     code = "import torch, ditorch; print(torch.cuda.device_count())"
     environment = {"DITORCH_DISABLE_MOCK": "0", "DITORCH_BACKEND": "sim"}

@@ -186,3 +186,24 @@ def test_a_seed_gives_the_cpus_numbers():
     host = torch.randn(100)
     torch.manual_seed(4)
     assert torch.equal(torch.randn(100, device="sim").cpu(), host)
+
+
+def test_a_state_is_a_seed_and_an_offset_as_on_cuda():
+    generator = torch.Generator("sim").manual_seed(7)
+    state = generator.get_state()
+    assert state.dtype == torch.uint8
+    assert state[:8].view(torch.int64).item() == 7
+    assert state[8:].view(torch.int64).item() == 0
+    first = torch.rand(3, generator=generator, device="sim")
+    assert generator.get_state()[8:].view(torch.int64).item() > 0
+    second = torch.rand(3, generator=generator, device="sim")
+    assert not torch.equal(first, second)
+    generator.set_state(state)
+    assert torch.equal(torch.rand(3, generator=generator, device="sim"), first)
+    with pytest.raises(RuntimeError, match="16 bytes, a seed and an offset"):
+        generator.set_state(torch.zeros(3, dtype=torch.uint8))
+
+
+def test_the_first_numbers_of_a_seed_are_the_cpus():
+    torch.manual_seed(11)
+    assert torch.equal(torch.randn(100, device="sim").cpu(), torch.randn(100))

@@ -23,11 +23,15 @@ def is_available() -> bool:
     return True
 
 
-_initialized = True  # torch.utils.checkpoint looks here before it keeps random states
-
-
 def is_initialized() -> bool:
-    return True
+    """Whether the program has used the device yet: until then, a device mesh may choose the process' device."""
+    return bool(torch.ops.ditorch_sim.is_used())
+
+
+def __getattr__(name: str) -> bool:
+    if name == "_initialized":  # torch.utils.checkpoint looks here before it keeps random states
+        return is_initialized()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def init() -> None:

@@ -2,7 +2,7 @@
 // torch.distributed on the device: device memory is host memory, so gloo does the work on aliases, without a copy.
 // PyTorch dispatches every collective (c10d::allreduce_, …) by the device of its tensors; here it goes on to the CPU's.
 #ifdef DITORCH_DISTRIBUTED
-#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace ditorch_sim {
 
@@ -32,6 +32,16 @@ class DeviceWork final : public c10d::Work {
   std::vector<Tensor> results_;
 };
 
+// A group made for the device alone has no backend for CPU tensors, which is what the aliases are: it gets the same one.
+inline void let_aliases_in(const IValue& argument) {
+  static const auto group_type = c10::getCustomClassType<c10::intrusive_ptr<c10d::ProcessGroup>>();
+  if (!argument.isCustomClass() || *argument.type() != *group_type) return;
+  const auto group = argument.toCustomClass<c10d::ProcessGroup>();
+  for (const auto& device : group->getDeviceTypes())
+    if (device.type() == c10::DeviceType::CPU) return;
+  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, group->getBackend(kSim));
+}
+
 // As on a chip, these look at the memory and not at its shape; gloo wants the first dimension to be divisible.
 inline bool ignores_shape(const std::string& name) {
   return name == "c10d::_allgather_base_" || name == "c10d::_reduce_scatter_base_" ||
@@ -41,12 +51,14 @@ inline bool ignores_shape(const std::string& name) {
 inline void collective(const OperatorHandle& op, Stack* stack) {
   const bool flat = ignores_shape(op.operator_name().name);
   std::vector<Tensor> tensors;
-  for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); i++)
+  for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); i++) {
+    let_aliases_in((*stack)[i]);
     for_each_tensor((*stack)[i], [&](const Tensor& tensor) {
       if (on_device(tensor)) wait_for_current_stream(tensor.device().index());
       tensors.push_back(tensor);
       return flat && tensor.is_contiguous() ? tensor.view({-1}) : tensor;
     });
+  }
 
   run_on_host(op, op, Signature(op.schema()), stack);
 

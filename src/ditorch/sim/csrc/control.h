@@ -48,11 +48,9 @@ TORCH_LIBRARY(ditorch_sim, m) {
   m.def("finish_backward_threads() -> ()", &finish_backward_threads);
 
   m.def("device_count() -> int", []() -> int64_t { return device_count(); });
+  m.def("is_used() -> bool", []() -> bool { return device_is_used; });
   m.def("current_device() -> int", []() -> int64_t { return current_device; });
-  m.def("set_device(int device) -> ()", [](int64_t device) {
-    check_device(device);
-    current_device = device;
-  });
+  m.def("set_device(int device) -> ()", [](int64_t device) { set_current_device(device); });
   m.def("synchronize(int device) -> ()", [](int64_t device) {
     check_device(device);
     Clock::wait_until(device_clock().busy_until(device));

@@ -20,9 +20,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   Device getDevice() const override { return Device(kSim, current_device); }
   void setDevice(Device device) const override {
-    if (!device.has_index() || device.index() == current_device) return;
-    check_device(device.index());
-    current_device = device.index();
+    set_current_device(index_or_current(device));
   }
   void uncheckedSetDevice(Device device) const noexcept override {
     if (device.index() >= 0 && device.index() < device_count()) current_device = device.index();
@@ -94,10 +92,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
   DeviceIndex deviceCount() const { return device_count(); }
   DeviceIndex getCurrentDevice() const { return current_device; }
-  void setCurrentDevice(DeviceIndex index) const {
-    check_device(index);
-    current_device = index;
-  }
+  void setCurrentDevice(DeviceIndex index) const { set_current_device(index); }
   DeviceIndex exchangeDevice(DeviceIndex index) const {
     const auto before = current_device;
     setCurrentDevice(index);

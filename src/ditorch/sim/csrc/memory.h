@@ -65,6 +65,7 @@ inline c10::DataPtr adopt_memory(c10::Storage host, DeviceIndex device) {
   }
   statistics.total += bytes;
   statistics.allocations++;
+  device_is_used.store(true, std::memory_order_relaxed);
   void* data = host.mutable_data();
   return c10::DataPtr(data, new Block{std::move(host), bytes, device}, &free_block, Device(kSim, device));
 }

@@ -45,6 +45,15 @@ inline void check_device(DeviceIndex index) {
               std::to_string(device_count()), " simulated devices (DITORCH_SIM_DEVICES)");
 }
 
+// Whether the program has used the device yet. A device mesh chooses each process its device, but only until then.
+inline std::atomic<bool> device_is_used{false};
+
+inline void set_current_device(DeviceIndex index) {
+  check_device(index);
+  device_is_used.store(true, std::memory_order_relaxed);
+  current_device = index;
+}
+
 inline DeviceIndex index_or_current(Device device) {
   return device.has_index() ? device.index() : current_device;
 }
