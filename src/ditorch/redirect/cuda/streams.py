@@ -12,7 +12,18 @@ from ditorch.redirect.cuda.target import Target
 
 
 def names(target: Target) -> dict[str, Any]:
-    return {**_of_the_device(target), **_contexts()} if has_streams(target) else {**_in_order(target), **_contexts()}
+    members = _of_the_device(target) if has_streams(target) else _in_order(target)
+    _tell_old_torch(members["Stream"], members["Event"])
+    return {**members, **_contexts()}
+
+
+def _tell_old_torch(stream: Any, event: Any) -> None:
+    """torch 2.3 and 2.4 have abstract classes that torch.compile wants every stream and event to derive from."""
+    bases = getattr(torch, "_streambase", None)
+    for base, member in (("_StreamBase", stream), ("_EventBase", event)):
+        register = getattr(getattr(bases, base, None), "register", None)
+        if register is not None and isinstance(member, type):
+            register(member)
 
 
 def has_streams(target: Target) -> bool:
