@@ -277,6 +277,18 @@ def test_a_checkpoint_saved_by_a_plain_torch_as_cuda_loads_here(x, monkeypatch):
     assert torch.load(file, weights_only=True, map_location="cpu")["x"].device.type == "cpu"
 
 
+def test_compiled_attention():
+    def attention(query):
+        return nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+
+    query = torch.randn(2, 2, 8, 16, device="cuda", requires_grad=True)
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(query), attention(query), atol=1e-6)
+    (expected,) = torch.autograd.grad(attention(query).sum(), query)
+    (got,) = torch.autograd.grad(compiled(query).sum(), query)
+    assert torch.allclose(got, expected, atol=1e-5)
+
+
 def test_compile_without_a_backend_named_runs_the_graph_on_the_accelerator(x, capsys):
     model = nn.Sequential(nn.Linear(2, 2), nn.GELU()).cuda()
     for compiled in (torch.compile(model), torch.compile(model, mode="max-autotune"), torch.compile()(model)):

@@ -60,6 +60,8 @@ def _show_chosen(report: Report, backend: Backend, console: Console) -> None:
     for index, device in enumerate(report.devices):
         console.print(f"  {backend.device_type}:{index}  {escape(device.name)}{_memory(device)}")
     console.print(f"  collectives: {escape(report.collectives)}")
+    if ditorch._redirect is not None:
+        console.print(f"  device strings that say cuda are redirected {escape(ditorch._redirect.how)}")
     if backend.migration():
         console.print(f"  {backend.migration()} turns cuda into {backend.device_type} here; ditorch leaves torch alone")
     for quirk in backend.quirks:

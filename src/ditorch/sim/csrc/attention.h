@@ -16,17 +16,14 @@ inline std::optional<Tensor> host_alias_of(const std::optional<Tensor>& tensor) 
   return tensor && tensor->defined() ? std::optional<Tensor>(host_alias(*tensor)) : std::nullopt;
 }
 
-// A tensor that only stands for others (DTensor): nobody has taught those the device's own attention kernel.
-inline bool is_wrapper(const Tensor& tensor) {
-  return tensor.key_set().has(DispatchKey::Python) && tensor.unsafeGetTensorImpl()->has_storage() &&
-         tensor.storage().device_type() == kSim;
-}
+// A tensor that only stands for another (DTensor, or FakeTensor inside torch.compile) has no memory to look at.
+inline bool is_stand_in(const Tensor& tensor) { return tensor.key_set().has(DispatchKey::Python); }
 
 inline int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                                 double dropout, bool causal, std::optional<double> scale, bool grouped) {
   // A mask that wants a gradient gets none from the flash kernel, and one on the CPU is an error that others report.
   const bool mask_fits = !mask || !mask->defined() || (on_device(*mask) && !mask->requires_grad());
-  if (!mask_fits || is_wrapper(query) || !on_device(query) || !on_device(key) || !on_device(value) || query.layout() != c10::kStrided)
+  if (!mask_fits || is_stand_in(query) || !on_device(query) || !on_device(key) || !on_device(value) || query.layout() != c10::kStrided)
     return kMathAttention;
   at::AutoDispatchBelowADInplaceOrView guard;
   const int64_t choice = at::_ops::_fused_sdp_choice::call(host_alias(query), host_alias(key), host_alias(value),
