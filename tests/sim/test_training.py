@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .models import CONTEXT, GPT, VOCABULARY, next_token_loss
+from ditorch.demo import GPT
 
 
 def train(device, steps=20, **options):
     """The losses of a small GPT that learns random tokens by heart."""
     torch.manual_seed(0)
-    model = GPT().to(device)
-    tokens = torch.randint(0, VOCABULARY, (4, CONTEXT)).to(device)
+    model = GPT(vocabulary=50, width=32, heads=2, length=16).to(device)
+    tokens = torch.randint(0, 50, (4, 17)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
         with torch.autocast(device, **options):
-            loss = next_token_loss(model, tokens)
+            loss = model.loss(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
