@@ -218,3 +218,42 @@ def test_losses_give_the_cpus_bits():
     logits, target = torch.randn(6, 5), torch.tensor([0, 4, 2, 1, -100, 3])
     host = F.cross_entropy(logits, target, label_smoothing=0.1)
     assert F.cross_entropy(logits.to("sim"), target.to("sim"), label_smoothing=0.1).item() == host.item()
+
+
+def test_the_kernels_of_sync_batch_norm_are_those_of_batch_norm():
+    """SyncBatchNorm calls these, and the CPU has none: two processes' halves must give the whole batch's result."""
+    torch.manual_seed(0)
+    whole, weight, bias = torch.randn(8, 4, 3, 3), torch.rand(4), torch.rand(4)
+    grad = torch.randn_like(whole)
+    running_mean, running_var = torch.zeros(4), torch.ones(4)
+    reference = [x.clone().requires_grad_() for x in (whole, weight, bias)]
+    expected = F.batch_norm(reference[0], running_mean, running_var, *reference[1:], training=True, momentum=0.1)
+    expected.backward(grad)
+
+    device_mean, device_var = torch.zeros(4, device="sim"), torch.ones(4, device="sim")
+    halves, grads = whole.to("sim").chunk(2), grad.to("sim").chunk(2)
+    weight, bias = weight.to("sim"), bias.to("sim")
+    means, invstds = (torch.stack(x) for x in zip(*(torch.batch_norm_stats(half, 1e-5) for half in halves)))
+    counts = torch.full((2,), 36.0, device="sim")
+    mean, invstd = torch.batch_norm_gather_stats_with_counts(
+        halves[0], means, invstds, device_mean, device_var, 0.1, 1e-5, counts
+    )
+    outputs = [torch.batch_norm_elemt(half, weight, bias, mean, invstd, 1e-5) for half in halves]
+    parts = [
+        torch.batch_norm_backward_reduce(g, half, mean, invstd, weight, True, True, True)
+        for g, half in zip(grads, halves)
+    ]
+    sums, by_distance, weight_grad, bias_grad = (sum(part) for part in zip(*parts))
+    input_grads = [
+        torch.batch_norm_backward_elemt(g, half, mean, invstd, weight, sums, by_distance, counts.int())
+        for g, half in zip(grads, halves)
+    ]
+    for got, right in (
+        (torch.cat(outputs), expected.detach()),
+        (torch.cat(input_grads), reference[0].grad),
+        (weight_grad, reference[1].grad),
+        (bias_grad, reference[2].grad),
+        (device_mean, running_mean),
+        (device_var, running_var),
+    ):
+        torch.testing.assert_close(got.cpu(), right, atol=1e-5, rtol=1e-5)

@@ -24,8 +24,8 @@ class Redirect:
             checkpoints.apply(self.patches, backend)
             distributed.apply(self.patches, backend)
             compiler.apply(self.patches, backend)
-        except BaseException:
-            self.patches.undo()  # half a redirect is worse than none
+        except BaseException:  # swallows nothing: half a redirect is worse than none, whatever went wrong
+            self.patches.undo()
             raise
 
     def undo(self) -> None:

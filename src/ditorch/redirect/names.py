@@ -9,7 +9,7 @@ def translated(device: Any, device_type: str) -> Any:
     """A device string with "cuda" replaced by the real name; anything else as it is."""
     if not isinstance(device, str) or not (device == "cuda" or device.startswith("cuda:")):
         return device
-    if isinstance(device, str) and device_type == "cpu":
+    if device_type == "cpu":
         return "cpu"  # one device only: an index would be an error
     return device_type + device[4:]
 

@@ -23,7 +23,7 @@ import re
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch.utils import backend_registration
@@ -106,10 +106,20 @@ def register(library: Path, name: str, collectives: str) -> None:
     )
     torch._register_device_module(name, device_module)
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-    rnn.register()
-    batch_norm.register()
+    _register_kernels({**rnn.KERNELS, **batch_norm.KERNELS})
     _register_collectives(name, collectives)
     atexit.register(_finish_backward_threads)
+
+
+_python_kernels: torch.library.Library | None = None  # kernels live as long as their library object
+
+
+def _register_kernels(kernels: dict[str, Callable[..., Any]]) -> None:
+    """Kernels that are composed of the device's others, in Python."""
+    global _python_kernels
+    _python_kernels = torch.library.Library("aten", "IMPL")
+    for name, kernel in kernels.items():
+        _python_kernels.impl(name, kernel, "PrivateUse1")
 
 
 def _register_collectives(device_type: str, backend_name: str) -> None:

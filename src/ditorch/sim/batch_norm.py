@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Callable
+
 import torch
 from torch import Tensor
 
@@ -88,15 +90,10 @@ def _backward_elements(
     return result.to(input.dtype)
 
 
-_library: torch.library.Library | None = None  # kernels live as long as their library object
-
-
-def register() -> None:
-    """Registers the kernels with PyTorch."""
-    global _library
-    _library = torch.library.Library("aten", "IMPL")
-    _library.impl("batch_norm_stats", _stats, "PrivateUse1")
-    _library.impl("batch_norm_gather_stats_with_counts", _gather_stats, "PrivateUse1")
-    _library.impl("batch_norm_elemt", _elements, "PrivateUse1")
-    _library.impl("batch_norm_backward_reduce", _backward_reduce, "PrivateUse1")
-    _library.impl("batch_norm_backward_elemt", _backward_elements, "PrivateUse1")
+KERNELS: dict[str, Callable[..., Any]] = {
+    "batch_norm_stats": _stats,
+    "batch_norm_gather_stats_with_counts": _gather_stats,
+    "batch_norm_elemt": _elements,
+    "batch_norm_backward_reduce": _backward_reduce,
+    "batch_norm_backward_elemt": _backward_elements,
+}

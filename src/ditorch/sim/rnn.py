@@ -5,6 +5,8 @@ PyTorch's C++ code calls these fused cells on every PrivateUse1 device and never
 
 from __future__ import annotations
 
+from typing import Any, Callable
+
 import torch
 from torch import Tensor
 
@@ -86,14 +88,9 @@ def _bias_gradient(grad: Tensor, has_bias: bool) -> Tensor:
     return grad.sum(0) if has_bias else grad.new_empty(0)
 
 
-_library: torch.library.Library | None = None  # kernels live as long as their library object
-
-
-def register() -> None:
-    """Registers the cells with PyTorch."""
-    global _library
-    _library = torch.library.Library("aten", "IMPL")
-    _library.impl("_thnn_fused_lstm_cell", _lstm_cell, "PrivateUse1")
-    _library.impl("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward, "PrivateUse1")
-    _library.impl("_thnn_fused_gru_cell", _gru_cell, "PrivateUse1")
-    _library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "PrivateUse1")
+KERNELS: dict[str, Callable[..., Any]] = {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+}

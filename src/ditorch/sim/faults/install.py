@@ -121,7 +121,7 @@ class BrokenKernel:
         self.key = key
         self.device_type = device_type
         self.faults: list[InstalledFault] = []
-        get_kernel = getattr(torch.library, "get_kernel", None)  # torch 2.10 and newer
+        get_kernel = getattr(torch.library, "get_kernel", None)  # torch 2.11 has it, 2.6 does not
         self._original = get_kernel(op, key) if get_kernel else None
         self._expects_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
         self._library: torch.library.Library | None = None
