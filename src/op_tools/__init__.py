@@ -1,5 +1,8 @@
-"""Tools for training on an accelerator that goes wrong. None are here yet."""
+"""Tools for training on an accelerator that goes wrong: capture, compare, time, work around, find the first NaN."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from op_tools.intercept import step
+from op_tools.tools.observe import OpObserve
+
+__all__ = ["OpObserve", "step"]

@@ -1,0 +1,47 @@
+"""What the tools say, by OP_TOOLS_VERBOSE: 0 errors only; 1 what was found, and summaries; 2 every call."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from op_tools import settings
+
+_said: set[tuple[str, ...]] = set()
+_lock = threading.Lock()
+
+
+def say(text: str) -> None:
+    """Prints in one piece, so that lines of several threads do not mix."""
+    sys.stdout.write(text + "\n")
+
+
+def complain(text: str) -> None:
+    """An error of a tool: it is shown at every verbosity, and training goes on."""
+    sys.stderr.write(f"op_tools: {text}\n")
+
+
+def say_once(*key: str, text: str) -> None:
+    """Says something about `key` the first time only; silent at verbosity 0."""
+    if _first_time(key) and settings.VERBOSE.get() >= 1:
+        say(text)
+
+
+def complain_once(*key: str, text: str) -> None:
+    """Complains about `key` the first time only."""
+    if _first_time(key):
+        complain(text)
+
+
+def _first_time(key: tuple[str, ...]) -> bool:
+    with _lock:
+        if key in _said:
+            return False
+        _said.add(key)
+        return True
+
+
+def forget() -> None:
+    """Everything may be said again; the tests begin with it."""
+    with _lock:
+        _said.clear()

@@ -1,0 +1,61 @@
+"""Tables that grow on disk: CSV files, written in whole rows so that a killed process leaves a readable file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from op_tools import messages
+
+
+class CsvFile:
+    """Rows are kept until there are `most` of them, then written out; `close` writes the rest.
+
+    The file is made with the first rows. Where it cannot be written (a full disk), that is said once, rows are dropped.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], most: int) -> None:
+        self.path = path
+        self._columns = columns
+        self._most = most
+        self._rows: list[Sequence[Any]] = []
+        self._lock = threading.Lock()
+        self._begun = False
+        self._broken = False
+
+    def add(self, row: Sequence[Any]) -> None:
+        with self._lock:
+            self._rows.append(row)
+            if len(self._rows) >= self._most:
+                self._write()
+
+    def close(self) -> None:
+        with self._lock:
+            self._write()
+
+    @property
+    def written(self) -> bool:
+        """True where there is a file to point the user to."""
+        return self._begun and not self._broken
+
+    def _write(self) -> None:
+        rows, self._rows = self._rows, []
+        if not rows or self._broken:
+            return
+        text = io.StringIO()
+        writer = csv.writer(text)
+        if not self._begun:
+            writer.writerow(self._columns)
+        writer.writerows(rows)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a", encoding="utf-8", newline="") as file:
+                file.write(text.getvalue())
+            self._begun = True
+        except OSError as error:
+            self._broken = True
+            messages.complain(f"{self.path} cannot be written ({error.strerror}): its rows are lost, training goes on")

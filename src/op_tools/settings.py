@@ -1,0 +1,156 @@
+"""Every environment variable of the tools: its name, default, meaning and parser. docs/settings.md is made from it.
+
+A variable is read when a tool starts. An argument of the tool goes before its variable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Generic, TypeVar
+
+from op_tools.errors import SettingError
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Setting(Generic[Value]):
+    """One environment variable."""
+
+    name: str
+    default: Value
+    parse: Callable[[str], Value]
+    help: str
+
+    def get(self) -> Value:
+        """The value in the environment, or the default where the variable is unset or empty."""
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default
+        return parse(self.name, text, self.parse, self.help)
+
+
+def parse(name: str, text: str, parser: Callable[[str], Value], help: str) -> Value:
+    """`text` as a value; where that fails, the error says which variable, why, and what it means."""
+    try:
+        return parser(text)
+    except ValueError as error:
+        raise SettingError(f"{name}={text!r} cannot be used: {error}. It means: {help}") from None
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parser(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"it must be one of {', '.join(choices)}")
+        return text
+
+    return parser
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("it must be 0 or 1")
+    return text == "1"
+
+
+def _level(text: str) -> int:
+    if text not in ("0", "1", "2"):
+        raise ValueError("it must be 0, 1 or 2")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError("it must be a whole number above 0")
+    return int(text)
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.lower())
+    if not match or float(match[1]) == 0:
+        raise ValueError("it must be a number of bytes, such as 8000000, 512MB or 2GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+class Numbers:
+    """Whole numbers chosen like pages to print: `0`, `10-12`, `100-`, and several of these with commas."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._parts: list[tuple[int, float]] = []
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*(\d+)\s*(?:(-)\s*(\d*))?\s*", part)
+            if not match:
+                raise ValueError("it must be numbers and ranges, such as 0,10-12 or 100-")
+            first = int(match[1])
+            last = first if not match[2] else int(match[3]) if match[3] else float("inf")
+            if last < first:
+                raise ValueError(f"the range {part.strip()} runs backwards")
+            self._parts.append((first, last))
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and any(first <= number <= last for first, last in self._parts)
+
+    def __repr__(self) -> str:
+        return f"Numbers({self._text!r})"
+
+
+VERBOSE = Setting(
+    "OP_TOOLS_VERBOSE",
+    1,
+    _level,
+    "0: only errors; 1: which ops a tool applies to, calls in which something was found, summaries; 2: every call",
+)
+MAX_CACHE_SIZE = Setting(
+    "OP_TOOLS_MAX_CACHE_SIZE", 1000, _positive, "how many rows of a table are kept before they are written out"
+)
+PRINT_STACK = Setting("OP_TOOLS_PRINT_STACK", False, _switch, "1: show the whole Python stack of a call, not one line")
+OUT = Setting("OP_TOOLS_OUT", Path("op_tools_results"), lambda text: Path(text).expanduser(), "the folder for results")
+STEPS: Setting[Container[int] | None] = Setting(
+    "OP_TOOLS_STEPS", None, Numbers, "the training steps to look at, such as 0,10-12; op_tools.step() counts them"
+)
+RANKS: Setting[Container[int] | None] = Setting(
+    "OP_TOOLS_RANKS", None, Numbers, "the ranks of a distributed run to look at, such as 0 or 0-7"
+)
+
+CAPTURE_MODE = Setting(
+    "OP_CAPTURE_MODE",
+    "data",
+    _one_of("data", "statistics"),
+    "data: OpCapture saves every tensor; statistics: a few numbers per tensor, for long runs",
+)
+CAPTURE_MEMORY = Setting(
+    "OP_CAPTURE_MEMORY",
+    2 * 2**30,
+    _bytes,
+    "host memory for tensors that OpCapture has not written yet; training waits where the disk cannot keep up",
+)
+FALLBACK_AUTO = Setting(
+    "OP_FALLBACK_AUTO", False, _switch, "1: OpFallback takes only the ops that the accelerator does not have"
+)
+OVERFLOW_ACTION = Setting(
+    "OP_OVERFLOW_CHECK_ACTION",
+    "continue",
+    _one_of("continue", "stop", "dump"),
+    "what OpOverflowCheck does beside reporting: continue; stop: raise; dump: save the op's inputs",
+)
+
+ALL: tuple[Setting[Any], ...] = (
+    VERBOSE,
+    MAX_CACHE_SIZE,
+    PRINT_STACK,
+    OUT,
+    STEPS,
+    RANKS,
+    CAPTURE_MODE,
+    CAPTURE_MEMORY,
+    FALLBACK_AUTO,
+    OVERFLOW_ACTION,
+)

@@ -1,0 +1,33 @@
+"""OpObserve: prints the arguments and results of every op call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from op_tools import messages, show
+from op_tools.call import OpCall
+from op_tools.gradients import Gradients
+from op_tools.tool import Tool
+
+
+class OpObserve(Tool):
+    """Prints the arguments and results of every op call, and the gradients that flow through it."""
+
+    hook = "OpObserveHook"
+    prefix = "OP_OBSERVE"
+    watches_gradients = True
+
+    def before(self, call: OpCall) -> Any:
+        # as they are before the call: an in-place op changes what requires_grad says
+        return show.inputs(call)
+
+    def after(self, call: OpCall, state: Any) -> Any:
+        messages.say(f"\n\n\n{show.heading(call)}\n{show.arguments_table(call, state)}\n")
+        return True
+
+    def failed(self, call: OpCall, state: Any) -> None:
+        messages.say(f"\n\n\n{show.heading(call)}\n{show.arguments_table(call, state)}\nraised {call.error!r}\n")
+
+    def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
+        table = show.gradients_table(call.name, gradients.outputs, gradients.inputs)
+        messages.say(f"\n\n\n{show.heading(call)}\n{table}\n")

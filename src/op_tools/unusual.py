@@ -1,0 +1,103 @@
+"""Calls that the tools leave alone, because a look at them would disturb them or could not be right."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, Callable, Union
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+# where the tensors of a call are; where there is a tensor subclass with a behaviour of its own, its class
+DEVICE = "device"
+CPU = "cpu"
+META = "meta"
+Place = Union[None, str, type]
+
+_is_plain: dict[type, bool] = {Tensor: True, Parameter: True}
+
+
+def place_of(values: Iterable[Any]) -> Place:
+    """Where the tensors among `values` are: None where there are none. One on the accelerator is enough."""
+    place: Place = None
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            if not value.is_cpu:
+                return META if value.is_meta else DEVICE
+            place = CPU
+        elif kind is list or kind is tuple or isinstance(value, (list, tuple)):
+            inner = place_of(value)
+            if inner is not None:
+                if inner is not CPU:
+                    return inner
+                place = inner
+        elif isinstance(value, Tensor):
+            if not _plain(kind):
+                return kind
+            if not value.is_cpu:
+                return META if value.is_meta else DEVICE
+            place = CPU
+    return place
+
+
+def _plain(kind: type) -> bool:
+    """True for subclasses that are only a name, such as Buffer; false for DTensor, FakeTensor and the like."""
+    plain = _is_plain.get(kind)
+    if plain is None:
+        plain = _is_plain[kind] = (
+            getattr(kind, "__torch_dispatch__", None) is getattr(Tensor, "__torch_dispatch__", None)
+        ) and kind.__torch_function__.__func__ is Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    return plain
+
+
+_functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+_tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
+_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+if torch.version.cuda is None and torch.version.hip is None:
+    _capturing = lambda: False  # noqa: E731
+
+
+def reason(place: Place) -> str | None:
+    """Why a call is left alone; None for the usual call."""
+    if place is META:
+        return "its tensors are on the meta device and have no data"
+    if isinstance(place, type):
+        return f"tensors of the class {place.__name__} have a behaviour of their own"
+    if _tracing() is not None:
+        return "torch.jit.trace is recording"
+    if _functorch() is not None:
+        return "a function transform (torch.func, vmap) is active"
+    if place is DEVICE and _capturing():
+        return "a CUDA graph is being captured"
+    return None
+
+
+_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+def apart_from_modes(also_function_modes: bool) -> contextlib.AbstractContextManager[Any]:
+    """What the tools compute is no business of an active dispatch mode (a FLOP counter, selective checkpointing).
+
+    Function modes are off already where we were called by one.
+    """
+    if also_function_modes or _dispatch_modes():
+        return _ModesAside()
+    return _NOTHING
+
+
+class _ModesAside:
+    """Reusable, unlike the context managers in torch."""
+
+    def __enter__(self) -> None:
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        self._aside = contextlib.ExitStack()
+        self._aside.enter_context(torch._C.DisableTorchFunction())
+        self._aside.enter_context(_disable_current_modes())
+
+    def __exit__(self, *error: Any) -> None:
+        self._aside.close()

@@ -1,0 +1,141 @@
+"""Where in the user's program an op is called: the source line, and the nn.Module whose forward it is in.
+
+Both are asked for at every call, so they are only noted there (a code object, an instruction, a module) and put into
+words when somebody wants to read them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import traceback
+import weakref
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+_OWN_FOLDERS = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(__file__) + os.sep,
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), "ditorch") + os.sep,
+)
+_is_users_file: dict[str, bool] = {}
+# the function that runs a module's forward; its local `self` is the module
+_CALLS_FORWARD = Module._call_impl.__code__
+
+# id of a module: the module, and its path from the outermost module that was running when it was first seen
+_paths: dict[int, tuple[weakref.ref[Module], str]] = {}
+
+
+class Where:
+    """A place in the user's program; cheap to make, put into words on demand."""
+
+    __slots__ = ("_code", "_instruction", "_path", "_stack")
+
+    def __init__(self, code: CodeType | None, instruction: int, path: str, stack: str | None) -> None:
+        self._code = code
+        self._instruction = instruction
+        self._path = path
+        self._stack = stack
+
+    @property
+    def module(self) -> str:
+        """The path of the nn.Module whose forward this is in, such as `layers.3.self_attn.q_proj`; "" if in none."""
+        return self._path
+
+    @property
+    def stack(self) -> str | None:
+        """The whole Python stack, where OP_TOOLS_PRINT_STACK asks for it."""
+        return self._stack
+
+    def line(self) -> str:
+        """`path/norm.py:26 manual_rms_norm: return weight * my_input`."""
+        if self._code is None:
+            return "<unknown>"
+        file, number = self._code.co_filename, self.line_number()
+        return f"{file}:{number} {self._code.co_name}: {linecache.getline(file, number).strip()}"
+
+    def file(self) -> str:
+        """The source file."""
+        return self._code.co_filename if self._code is not None else "<unknown>"
+
+    def line_number(self) -> int:
+        """The line in the file."""
+        if self._code is None:
+            return 0
+        number = self._code.co_firstlineno
+        for start, end, line in _lines_of(self._code):
+            if start <= self._instruction < end and line is not None:
+                number = line
+        return number
+
+
+def _lines_of(code: CodeType) -> list[tuple[int, int, int | None]]:
+    if hasattr(code, "co_lines"):
+        return list(code.co_lines())
+    import dis  # Python 3.9
+
+    starts = list(dis.findlinestarts(code))
+    ends = [offset for offset, _ in starts[1:]] + [len(code.co_code)]
+    return [(offset, end, line) for (offset, line), end in zip(starts, ends)]
+
+
+NOWHERE = Where(None, 0, "", None)
+
+
+def here(depth: int, with_stack: bool = False) -> Where:
+    """The user's code that is running: the first frame above `depth` that is neither torch's nor ours."""
+    try:
+        frame: FrameType | None = sys._getframe(depth)
+    except ValueError:
+        return NOWHERE
+    users = _is_users_file
+    module: Any = None
+    while frame is not None:
+        code = frame.f_code
+        users_own = users.get(code.co_filename)
+        if users_own is None:
+            users_own = users[code.co_filename] = not code.co_filename.startswith(_OWN_FOLDERS)
+        if users_own:
+            break
+        if module is None and code is _CALLS_FORWARD:
+            module = frame.f_locals.get("self")
+        frame = frame.f_back
+    if frame is None:
+        return NOWHERE
+    path = _path_of_module(module) if module is not None else _path_of_frame(frame)
+    stack = "".join(traceback.format_stack(frame)) if with_stack else None
+    return Where(frame.f_code, frame.f_lasti, path, stack)
+
+
+def _path_of_frame(frame: FrameType) -> str:
+    """The module whose forward a frame of user code is in, which may be a few calls further up."""
+    above: FrameType | None = frame.f_back
+    while above is not None:
+        if above.f_code is _CALLS_FORWARD:
+            return _path_of_module(above.f_locals.get("self"))
+        above = above.f_back
+    return ""
+
+
+def _path_of_module(module: Any) -> str:
+    known = _paths.get(id(module))
+    if known is not None and known[0]() is module:
+        return known[1]
+    root = module
+    above: FrameType | None = sys._getframe()
+    while above is not None:
+        if above.f_code is _CALLS_FORWARD:
+            root = above.f_locals.get("self", root)
+        above = above.f_back
+    if not isinstance(root, Module) or not isinstance(module, Module):
+        return ""
+    for name, part in root.named_modules():
+        _paths[id(part)] = (weakref.ref(part), name or type(part).__name__)
+    # a module that its parent does not list, such as one kept in a plain list
+    if id(module) not in _paths or _paths[id(module)][0]() is not module:
+        _paths[id(module)] = (weakref.ref(module), type(module).__name__)
+    return _paths[id(module)][1]
