@@ -23,6 +23,7 @@ _PATCHABLE = (
     torch.accelerator,
     torch.amp,
     torch.autograd,
+    torch.autograd.function._SingleLevelFunction,
     torch.cuda,
     torch.cuda.amp,
     torch.distributed,

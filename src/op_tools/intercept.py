@@ -13,10 +13,9 @@ import threading
 from typing import Any, Callable
 
 import torch
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from op_tools import functions, gradients, messages, unusual
+from op_tools import autograd, gradients, messages, unusual
 from op_tools.call import OpCall
 from op_tools.errors import StopTraining
 from op_tools.names import MOVES, is_collective, is_no_op, op_name
@@ -84,11 +83,11 @@ class Session:
         awake = bool(self._awake())
         if awake and self._mode is None:
             self._mode = Mode(self)
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
-            functions.watch(self)
+            _put_under_the_stack(self._mode)
+            autograd.watch(self)
         elif not awake and self._mode is not None:
             mode, self._mode = self._mode, None
-            functions.leave(self)
+            autograd.leave(self)
             _take_off_the_stack(mode)
 
     def _awake(self) -> list[Tool]:
@@ -176,14 +175,15 @@ class Mode(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         plan: Any = self._plans.get(func, _UNDECIDED)
         if plan is None:
-            if func is Tensor.backward:
-                return self._backward(*args, **(kwargs or {}))
+            if func in autograd.RUN_BACKWARD:
+                with autograd.backward_seen_by(self):
+                    return func(*args, **(kwargs or {}))
             return func(*args, **kwargs) if kwargs else func(*args)
         if plan is _UNDECIDED:
             plan = self._session.decide(func)
             if plan is None:
                 return self.__torch_function__(func, types, args, kwargs)
-        return through_tools(self._session, plan, func, args, kwargs or {})
+        return through_tools(self._plans, plan, func, args, kwargs or {})
 
     def function_applied(self, function: type, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """A call of an autograd.Function. Ops in its forward are seen, too: it may be a whole checkpointed layer."""
@@ -192,28 +192,15 @@ class Mode(TorchFunctionMode):
             plan = self._session.decide(function, f"{function.__module__}.{function.__qualname__}.apply", True)
         if plan is None or _is_compiling():
             return run(*args, **kwargs)
-        return through_tools(self._session, plan, run, args, kwargs)
-
-    def _backward(
-        self,
-        tensor: Tensor,
-        gradient: Tensor | None = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: Any = None,
-    ) -> None:
-        """Runs backward with this mode on, so that ops of the pass's own Python code are seen in autograd's threads.
-
-        `Tensor.backward` would come back here; what it does is this one call.
-        """
-        if gradient is None and tensor.numel() == 1:
-            gradient = torch.ones_like(tensor, memory_format=torch.preserve_format)
-        with self:
-            torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+        return through_tools(self._plans, plan, run, args, kwargs)
 
 
 def through_tools(
-    session: Session, plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    plans: dict[Any, Plan | None],
+    plan: Plan,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """One call on its way to the tools that are concerned."""
     place = unusual.place_of(args)
@@ -226,7 +213,7 @@ def through_tools(
         messages.say_once("left alone", strange, text=f"op_tools leaves {plan.name} and the like alone: {strange}")
         return func(*args, **kwargs)
     if not plan.announced and place is unusual.DEVICE and not plan.announce():
-        session.plans[plan.key] = None
+        plans[plan.key] = None
     if not plan.watchers and not plan.changers:
         return func(*args, **kwargs)
     return _call(plan, func, args, kwargs, place is unusual.DEVICE)
@@ -251,6 +238,8 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     try:
         result = call.result = _changed(changers, call) if changers else func(*args, **kwargs)
     except BaseException as error:
+        if type(error).__name__ == "_StopRecomputationError":
+            raise  # how checkpointing ends the recomputation of a layer once it has what it needs
         call.error = error
         with apart:
             for tool, state in zip(reversed(watchers), reversed(states)):
@@ -353,16 +342,30 @@ class _Listener:
                 guarded(tool, self._call, tool.flowed, self._call, state, gradients)
 
 
+def _put_under_the_stack(mode: Mode) -> None:
+    """Under the modes that are in use: each of them is taken off from the top when its `with` ends, whatever is there.
+
+    Only the default device, which torch itself keeps at the bottom, stays below ours.
+    """
+    above = _taken_off()
+    default = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    if above and default is not None and above[-1] is default:
+        torch._C._push_on_torch_function_stack(above.pop())
+    _put_on([mode, *reversed(above)])
+
+
 def _take_off_the_stack(mode: Mode) -> None:
-    """Other modes may have been entered after ours and be still in use: they stay, in their order."""
-    above = []
-    while torch._C._len_torch_function_stack():
-        top = torch._C._pop_torch_function_stack()
-        if top is mode:
-            break
-        above.append(top)
-    for other in reversed(above):
-        torch._C._push_on_torch_function_stack(other)
+    _put_on([other for other in reversed(_taken_off()) if other is not mode])
+
+
+def _taken_off() -> list[Any]:
+    """Every mode, the topmost first."""
+    return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+
+
+def _put_on(modes: list[Any]) -> None:
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 def _stop_everything() -> None:

@@ -62,12 +62,7 @@ class Tool:
         """Begins to watch this thread. Variables are read now; one that cannot be understood is an error now."""
         from op_tools.intercept import this_threads_session
 
-        if self._session is not None:
-            return self
-        if self._read_settings():
-            self.started()
-            self._session = this_threads_session()
-            self._session.add(self)
+        self.join(this_threads_session())
         return self
 
     def stop(self) -> None:
@@ -93,6 +88,13 @@ class Tool:
     def active(self) -> bool:
         """True between start and stop."""
         return self._session is not None
+
+    def join(self, session: Any) -> None:
+        """Begins to watch what `session` sees."""
+        if self._session is None and self._read_settings():
+            self.started()
+            self._session = session
+            session.add(self)
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
