@@ -1,4 +1,4 @@
-"""What torch does not offer to function modes: calls of `autograd.Function.apply`, and Python code that runs in backward."""
+"""What torch does not offer to function modes: calls of `autograd.Function.apply`, and Python code that backward runs."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ exactly this op's contribution, and the graph stays as it was.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, Callable, Optional, Protocol
 
 import torch
@@ -38,21 +40,34 @@ class Listener(Protocol):
     def flowed(self, gradients: Gradients) -> None: ...
 
 
+# for each tensor among the arguments: the node and the number of its output that made it (None for a leaf), the tensor
 Edges = list[tuple[Optional[Any], int, Tensor]]
 
 
 def edges_of_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Edges | None:
     """Where each input's gradient goes. Asked for before the op runs: an in-place op gives its input a new node."""
     edges: Edges = []
-    wanted = False
-    for tensor in trees.tensors(args):
-        wanted = wanted or tensor.requires_grad
-        edges.append((tensor.grad_fn, tensor.output_nr, tensor))
+    wanted = _note_edges(args, edges)
     if kwargs:
-        for tensor in trees.tensors(kwargs):
-            wanted = wanted or tensor.requires_grad
-            edges.append((tensor.grad_fn, tensor.output_nr, tensor))
+        wanted = _note_edges(kwargs.values(), edges) or wanted
     return edges if wanted else None
+
+
+def _note_edges(values: Iterable[Any], edges: Edges) -> bool:
+    wanted = False
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                wanted = True
+                node = value.grad_fn
+                edges.append((node, 0 if node is None else value.output_nr, value))
+            else:
+                edges.append((None, 0, value))
+        elif isinstance(value, (list, tuple)):
+            wanted = _note_edges(value, edges) or wanted
+        elif isinstance(value, dict):
+            wanted = _note_edges(value.values(), edges) or wanted
+    return wanted
 
 
 def sequence_number() -> int:
@@ -62,6 +77,61 @@ def sequence_number() -> int:
 
 def watch(edges: Edges, since: int, result: Any, listener: Listener, timed: bool) -> bool:
     """Lets `listener` hear of the backward pass of a call that has just run. False where there will be none."""
+    if isinstance(result, Tensor):
+        node = result.grad_fn
+        if node is None:
+            return False
+        routes = _routes_of_one_node(node, edges)
+        if routes is not None:
+            if timed:
+                node.register_prehook(partial(_one_node_begins, listener))
+            node.register_hook(partial(_one_node_ran, listener, routes, len(edges), result.output_nr))
+            return True
+    return _watch_subgraph(edges, since, result, listener, timed)
+
+
+def _routes_of_one_node(node: Any, edges: Edges) -> list[tuple[int, int]] | None:
+    """(index among the node's gradients, position among the inputs), where the op is this one node; else None."""
+    routes = []
+    for index, (following, number) in enumerate(node.next_functions):
+        if following is None:
+            continue
+        leaf = getattr(following, "variable", None)
+        for position, (known, known_number, tensor) in enumerate(edges):
+            if known is node:
+                return None  # the result is an input itself
+            if (known is following and known_number == number) if known is not None else tensor is leaf:
+                routes.append((index, position))
+                break
+        else:
+            return None
+    return routes
+
+
+def _one_node_begins(listener: Listener, gradients: Any) -> None:
+    listener.begins()
+
+
+def _one_node_ran(
+    listener: Listener,
+    routes: list[tuple[int, int]],
+    inputs: int,
+    number: int,
+    grad_inputs: tuple[Tensor | None, ...],
+    grad_outputs: tuple[Tensor | None, ...],
+) -> None:
+    with torch._C.DisableTorchFunction():
+        listener.ends()
+        flowing: list[Tensor | None] = [None] * inputs
+        for index, position in routes:
+            gradient = grad_inputs[index]
+            so_far = flowing[position]
+            # x * x: the same input twice
+            flowing[position] = gradient if so_far is None or gradient is None else so_far + gradient
+        listener.flowed(Gradients(flowing, [grad_outputs[number] if number < len(grad_outputs) else None]))
+
+
+def _watch_subgraph(edges: Edges, since: int, result: Any, listener: Listener, timed: bool) -> bool:
     outputs: list[tuple[Any, int]] = []
     nodes: list[Any] = []
     known: set[Any] = set()

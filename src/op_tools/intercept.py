@@ -157,7 +157,7 @@ def announce_applied(tool: Tool, name: str) -> None:
 
 
 _UNDECIDED = object()
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", torch.compiler.is_dynamo_compiling)
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch._dynamo.is_compiling)
 
 
 class Mode(TorchFunctionMode):
@@ -228,22 +228,20 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         if not watchers and not changers:
             return func(*args, **kwargs)
     call = OpCall(plan.name, func, args, kwargs, here(4, plan.print_stack), STEPS.current)
-    edges = since = None
+    edges = None
+    since = 0
     if plan.watches_gradients and torch.is_grad_enabled():
         edges = gradients.edges_of_inputs(args, kwargs)
         since = gradients.sequence_number()
-    apart = unusual.apart_from_modes(plan.inside_mode)
-    with apart:
-        states = [guarded(tool, call, tool.before, call) for tool in watchers]
+    aside = unusual.modes_aside(plan.inside_mode)
+    states = _before(watchers, call) if aside is None else aside(_before, watchers, call)
     try:
         result = call.result = _changed(changers, call) if changers else func(*args, **kwargs)
     except BaseException as error:
         if type(error).__name__ == "_StopRecomputationError":
             raise  # how checkpointing ends the recomputation of a layer once it has what it needs
         call.error = error
-        with apart:
-            for tool, state in zip(reversed(watchers), reversed(states)):
-                guarded(tool, call, tool.failed, call, state)
+        (aside or _directly)(_failed, watchers, call, states)
         raise
     # a factory such as torch.ones has no tensors among its arguments: only the result shows where it is
     if not on_device:
@@ -251,17 +249,48 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             return result
         if not plan.announced:
             plan.announce()
+    if aside is None:
+        _after(watchers, call, states, edges, since)
+    else:
+        aside(_after, watchers, call, states, edges, since)
+    return result
+
+
+def _directly(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _before(watchers: list[Tool], call: OpCall) -> list[Any]:
+    states = []
+    for tool in watchers:
+        try:
+            states.append(tool.before(call))
+        except Exception as error:  # noqa: BLE001  a tool's own failure never ends the user's run
+            _report(tool, call, error)
+            states.append(None)
+    return states
+
+
+def _failed(watchers: list[Tool], call: OpCall, states: list[Any]) -> None:
+    for tool, state in zip(reversed(watchers), reversed(states)):
+        guarded(tool, call, tool.failed, call, state)
+
+
+def _after(watchers: list[Tool], call: OpCall, states: list[Any], edges: gradients.Edges | None, since: int) -> None:
+    """`after` in the reverse order of `before`; then the hooks for the gradients of tools that wait for them."""
     listening = []
-    with apart:
-        for tool, state in zip(reversed(watchers), reversed(states)):
-            kept = guarded(tool, call, tool.after, call, state)
-            if kept is not None and tool.watches_gradients:
+    for index in range(len(watchers) - 1, -1, -1):
+        tool = watchers[index]
+        try:
+            kept = tool.after(call, states[index])
+            if edges is not None and kept is not None and tool.watches_gradients:
                 listening.append((tool, kept))
-    if listening and edges is not None and since is not None:
+        except Exception as error:  # noqa: BLE001  see above
+            _report(tool, call, error)
+    if listening and edges is not None:
         timed = any(tool.times_gradients for tool, _ in listening)
         listener = _Listener(call.without_tensors(), listening)
-        guarded(listening[0][0], call, gradients.watch, edges, since, result, listener, timed)
-    return result
+        guarded(listening[0][0], call, gradients.watch, edges, since, call.result, listener, timed)
 
 
 def _changed(changers: list[Tool], call: OpCall) -> Any:
@@ -296,14 +325,15 @@ def guarded(tool: Tool, call: OpCall, function: Callable[..., Any], *arguments: 
     """A tool's own failure is reported once and never ends the user's run."""
     try:
         return function(*arguments)
-    except StopTraining:
-        raise
     except Exception as error:  # noqa: BLE001  see above
         _report(tool, call, error)
         return None
 
 
 def _report(tool: Tool, call: OpCall, error: Exception) -> None:
+    """Says that a tool failed; an error that is meant to end the run goes on."""
+    if isinstance(error, StopTraining):
+        raise error
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next

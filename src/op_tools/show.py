@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from op_tools import trees
+from op_tools import signature, trees
 from op_tools.call import OpCall
 
 ARGUMENT_COLUMNS = (
@@ -54,7 +56,7 @@ def argument_rows(name: str, role: str, places: Iterable[tuple[str, Any]]) -> li
 def _argument_row(label: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, Tensor):
         return (label, "", "", "", "", "", "", "", "", _short(value))
-    strided = str(value.layout) == "torch.strided"
+    strided = value.layout is torch.strided
     return (
         label,
         str(tuple(value.shape)),
@@ -81,25 +83,80 @@ def heading(call: OpCall) -> str:
     return f"{text}\n{call.where.stack}" if call.where.stack else text
 
 
-def inputs(call: OpCall) -> list[tuple[str, ...]]:
-    """Rows for the arguments. Made before the op runs: in-place ops change them."""
-    return argument_rows(call.name, "inputs", trees.arguments(call.args, call.kwargs))
+class Described:
+    """Rows of a table of arguments, as they are now. An in-place op changes its inputs, so they are described before.
+
+    The same op with the same shapes comes again and again: only the addresses of its tensors are new each time.
+    """
+
+    __slots__ = ("addresses", "key", "rows")
+
+    def __init__(self, name: str, role: str, args: tuple[Any, ...], kwargs: dict[str, Any], is_result: bool) -> None:
+        tensors = [*trees.tensors(args), *trees.tensors(kwargs)]
+        noted = None
+        if len(tensors) <= _MOST_REMEMBERED_TENSORS and all(tensor.layout is torch.strided for tensor in tensors):
+            noted = (name, role, signature.of_call(args, kwargs))
+        self.addresses = [str(tensor.data_ptr()) for tensor in tensors] if noted else []
+        self.key = noted
+        rows = _rows.get(noted) if noted else None
+        if rows is None:
+            places = trees.results(args[0]) if is_result else trees.arguments(args, kwargs)
+            rows = argument_rows(name, role, places)
+            if noted:
+                rows = [(*row[:8], "%s" if row[8] else "", row[9]) for row in rows]
+                _remember(_rows, noted, rows)
+        self.rows = rows
 
 
-def arguments_table(call: OpCall, inputs: list[tuple[str, ...]]) -> str:
+_MOST_REMEMBERED = 5_000
+_MOST_REMEMBERED_TENSORS = 8
+_rows: dict[Any, list[tuple[str, ...]]] = {}
+_tables: dict[Any, str] = {}
+
+
+def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(memory) >= _MOST_REMEMBERED:
+        memory.clear()
+    memory[key] = value
+
+
+def described_table(parts: Sequence[Described]) -> str:
+    """A table of arguments."""
+    if any(part.key is None for part in parts):
+        return table(ARGUMENT_COLUMNS, [row for part in parts for row in _filled(part)])
+    addresses = [address for part in parts for address in part.addresses]
+    key = (*(part.key for part in parts), *map(len, addresses))
+    template = _tables.get(key)
+    if template is None:
+        # zeros take as much room as the address that will stand there
+        rows = [row for part in parts for row in part.rows]
+        lengths = iter(addresses)
+        rows = [(*row[:8], "\0" * len(next(lengths)) if row[8] else "", row[9]) for row in rows]
+        template = re.sub("\0+", "%s", table(ARGUMENT_COLUMNS, rows).replace("%", "%%"))
+        _remember(_tables, key, template)
+    return template % tuple(addresses)
+
+
+def _filled(part: Described) -> list[tuple[str, ...]]:
+    if part.key is None:
+        return part.rows
+    addresses = iter(part.addresses)
+    return [(*row[:8], next(addresses) if row[8] else "", row[9]) for row in part.rows]
+
+
+def inputs(call: OpCall) -> Described:
+    """The arguments of a call that has not run yet."""
+    return Described(call.name, "inputs", call.args, call.kwargs, False)
+
+
+def arguments_table(call: OpCall, inputs: Described) -> str:
     """Inputs and outputs of a call that has run."""
-    rows = list(inputs)
-    if call.error is None:
-        rows += argument_rows(call.name, "outputs", trees.results(call.result))
-    return table(ARGUMENT_COLUMNS, rows)
+    if call.error is not None:
+        return described_table([inputs])
+    return described_table([inputs, Described(call.name, "outputs", (call.result,), {}, True)])
 
 
-def gradients_table(name: str, grad_outputs: Any, grad_inputs: Any) -> str:
+def gradients_table(name: str, grad_outputs: Sequence[Any], grad_inputs: Sequence[Any]) -> str:
     """What flowed through a call in backward."""
-    rows = argument_rows(name, "grad_outputs", _gradient_places(grad_outputs))
-    rows += argument_rows(name, "grad_inputs", _gradient_places(grad_inputs))
-    return table(ARGUMENT_COLUMNS, rows)
-
-
-def _gradient_places(gradients: Sequence[Any]) -> Iterable[tuple[str, Any]]:
-    return trees.arguments(tuple(gradients), {})
+    outputs = Described(name, "grad_outputs", tuple(grad_outputs), {}, False)
+    return described_table([outputs, Described(name, "grad_inputs", tuple(grad_inputs), {}, False)])

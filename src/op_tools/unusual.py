@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any, Callable, Union
 
@@ -76,28 +75,18 @@ def reason(place: Place) -> str | None:
 
 
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
-def apart_from_modes(also_function_modes: bool) -> contextlib.AbstractContextManager[Any]:
-    """What the tools compute is no business of an active dispatch mode (a FLOP counter, selective checkpointing).
+def modes_aside(also_function_modes: bool) -> Callable[..., Any] | None:
+    """How the tools compute where modes are on: what they do is no business of a FLOP counter or of checkpointing.
 
-    Function modes are off already where we were called by one.
+    None, which is usual, where no mode is on. Function modes are off already where we were called by one.
     """
-    if also_function_modes or _dispatch_modes():
-        return _ModesAside()
-    return _NOTHING
+    return _run_with_modes_aside if also_function_modes or _dispatch_modes() else None
 
 
-class _ModesAside:
-    """Reusable, unlike the context managers in torch."""
+def _run_with_modes_aside(function: Callable[..., Any], *arguments: Any) -> Any:
+    from torch.utils._python_dispatch import _disable_current_modes
 
-    def __enter__(self) -> None:
-        from torch.utils._python_dispatch import _disable_current_modes
-
-        self._aside = contextlib.ExitStack()
-        self._aside.enter_context(torch._C.DisableTorchFunction())
-        self._aside.enter_context(_disable_current_modes())
-
-    def __exit__(self, *error: Any) -> None:
-        self._aside.close()
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        return function(*arguments)

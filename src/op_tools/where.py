@@ -20,11 +20,18 @@ from torch.nn import Module
 _OWN_FOLDERS = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(__file__) + os.sep,
-    os.path.join(os.path.dirname(os.path.dirname(__file__)), "ditorch") + os.sep,
+    *(
+        os.path.join(os.path.dirname(os.path.dirname(__file__)), "ditorch", part) + os.sep
+        for part in ("autoload", "cli", "redirect", "sim")
+    ),
 )
 _is_users_file: dict[str, bool] = {}
 # the function that runs a module's forward; its local `self` is the module
 _CALLS_FORWARD = Module._call_impl.__code__
+
+# by the id of its code object and the instruction: that code object, and the line in words
+_lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
+_MOST_LINES = 20_000
 
 # id of a module: the module, and its path from the outermost module that was running when it was first seen
 _paths: dict[int, tuple[weakref.ref[Module], str]] = {}
@@ -55,8 +62,15 @@ class Where:
         """`path/norm.py:26 manual_rms_norm: return weight * my_input`."""
         if self._code is None:
             return "<unknown>"
-        file, number = self._code.co_filename, self.line_number()
-        return f"{file}:{number} {self._code.co_name}: {linecache.getline(file, number).strip()}"
+        key = (id(self._code), self._instruction)
+        known = _lines.get(key)
+        if known is None or known[0] is not self._code:
+            file, number = self._code.co_filename, self.line_number()
+            text = f"{file}:{number} {self._code.co_name}: {linecache.getline(file, number).strip()}"
+            if len(_lines) >= _MOST_LINES:
+                _lines.clear()
+            known = _lines[key] = (self._code, text)
+        return known[1]
 
     def file(self) -> str:
         """The source file."""
