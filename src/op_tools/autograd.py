@@ -1,4 +1,4 @@
-"""What torch does not offer to function modes: calls of `autograd.Function.apply`, and Python code that backward runs."""
+"""What torch does not offer to function modes: calls of `autograd.Function.apply`, and Python code run by backward."""
 
 from __future__ import annotations
 

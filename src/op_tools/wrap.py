@@ -1,4 +1,4 @@
-"""Functions that torch does not dispatch, such as a third party's: each is replaced by one that asks the tools first."""
+"""Functions that torch does not dispatch, such as a third party's: each is replaced by one that asks the tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every test of the tools runs in a folder of its own, with no variable of theirs set, as if nothing had been said yet."""
+"""Every test of the tools runs in a folder of its own, with no variable of theirs set, as if nothing was said yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from op_tools import messages
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch, tmp_path):
     for name in list(os.environ):
-        if name.startswith(("OP_", "AUTOCOMPARE_")) or "_AUTOCOMPARE_ERROR" in name or name.endswith("_OP_DTYPE_CAST_DICT"):
+        if name.startswith("OP_") or "AUTOCOMPARE_ERROR" in name or name.endswith("OP_DTYPE_CAST_DICT"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     messages.forget()

@@ -39,8 +39,9 @@ class Sample:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided:
                 raise NotImplementedError("only strided tensors")
-            stays = self.op.name == "tensor_split"  # wants its indices on the CPU, whatever the device
-            moved = value.detach().clone() if stays and not value.is_floating_point() else value.detach().to(self._device)
+            # tensor_split wants its indices on the CPU, whatever the device
+            stays = self.op.name == "tensor_split" and not value.is_floating_point()
+            moved = value.detach().clone() if stays else value.detach().to(self._device)
             return moved.requires_grad_(value.requires_grad)
         if isinstance(value, torch.device) or value == "cpu":
             return torch.device(self._device)

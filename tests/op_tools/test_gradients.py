@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -149,7 +149,7 @@ def test_a_part_of_an_op_that_no_gradient_reaches_does_not_hold_the_rest_back(de
 def test_two_passes_over_a_retained_graph(device):
     x = torch.randn(3, device=device, requires_grad=True)
     with Recorder() as recorder:
-        y = F.normalize(x, dim=0)
+        y = functional.normalize(x, dim=0)
         y.sum().backward(retain_graph=True)
         first = x.grad.clone()
         y.sum().backward()

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn, relu
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import op_tools
@@ -41,11 +41,11 @@ FORMS = {
     "reflected operator": (lambda x: 2 * x, "torch.Tensor.mul"),
     "in-place operator": (lambda x: x.clone().__iadd__(1), "torch.Tensor.add_"),
     "method": (lambda x: x.exp(), "torch.Tensor.exp"),
-    "functional": (lambda x: F.softmax(x, -1), "torch.nn.functional.softmax"),
-    "linear": (lambda x: F.linear(x, x), "torch.nn.functional.linear"),
-    "rms_norm": (lambda x: F.rms_norm(x, (4,)), "torch.nn.functional.rms_norm"),
+    "functional": (lambda x: functional.softmax(x, -1), "torch.nn.functional.softmax"),
+    "linear": (lambda x: functional.linear(x, x), "torch.nn.functional.linear"),
+    "rms_norm": (lambda x: functional.rms_norm(x, (4,)), "torch.nn.functional.rms_norm"),
     "attention": (
-        lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None]),
         "torch.nn.functional.scaled_dot_product_attention",
     ),
     "aten packet": (lambda x: torch.ops.aten.mm(x, x), "aten.mm"),
@@ -84,7 +84,7 @@ def test_custom_op_called_directly_is_seen(device):
 def test_a_composite_op_is_one_call(device):
     x = torch.randn(4, 4, device=device)
     with Recorder() as recorder:
-        F.normalize(x)
+        functional.normalize(x)
     assert recorder.names == ["torch.nn.functional.normalize"]
 
 
@@ -396,9 +396,7 @@ class TestUnusual:
                     operation(x).sum().backward()
             recorders[name] = recorder
 
-        threads = [
-            threading.Thread(target=work, args=(name, getattr(torch.Tensor, name))) for name in ("exp", "sin")
-        ]
+        threads = [threading.Thread(target=work, args=(name, getattr(torch.Tensor, name))) for name in ("exp", "sin")]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .recorder import Recorder
@@ -22,7 +22,7 @@ class Attention(nn.Module):
 
 
 def helper(x):
-    return F.softmax(x, -1)
+    return functional.softmax(x, -1)
 
 
 class Layer(nn.Module):
@@ -80,12 +80,12 @@ def test_recomputed_calls_have_their_module_too(device):
 
 def test_the_line_is_the_users_own_not_torchs(device):
     recorder = recorded(device)
-    lines, first = inspect.getsourcelines(Attention.forward)
+    _, first = inspect.getsourcelines(Attention.forward)
     call = next(call for call in recorder.calls if call.name == "torch.nn.functional.linear")
     assert call.where.line() == f"{__file__}:{first + 1} forward: return helper(self.q_proj(x))"
     assert (call.where.file(), call.where.line_number()) == (__file__, first + 1)
     call = next(call for call in recorder.calls if call.name == "torch.nn.functional.softmax")
-    assert call.where.line().endswith(" helper: return F.softmax(x, -1)")
+    assert call.where.line().endswith(" helper: return functional.softmax(x, -1)")
 
 
 def test_outside_of_modules_there_is_a_line_only(device):
