@@ -48,6 +48,53 @@ def test_accumulation_in_bfloat16_is_wrong_as_a_bfloat16_sum_is(square):
     assert 1e-4 < error.max() < 2**-7
 
 
+def test_index_reads_beside_the_place(device):
+    weight = torch.arange(12.0, device=device).view(4, 3)
+    indices = torch.tensor([0, 1, 3], device=device)
+    with faults.inject("aten.embedding: index=1"):
+        broken = F.embedding(indices, weight)
+    assert torch.equal(broken.cpu(), weight.cpu()[[1, 2, 3]]), "and never outside of what the call names"
+
+
+def test_epsilon_is_another_number(device):
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).to(device)
+    with faults.inject("aten.native_layer_norm: epsilon=1000"):
+        broken = F.layer_norm(x, (8,), eps=1e-3)
+    assert torch.allclose(broken, F.layer_norm(x, (8,), eps=1.0))
+
+
+@pytest.mark.parametrize(
+    ("fault", "broken", "healthy"),
+    [
+        ("aten.addmm: drop=self", lambda x: F.linear(x, x, x[0]), lambda x: F.linear(x, x)),
+        (
+            "aten.native_layer_norm: drop=bias",
+            lambda x: F.layer_norm(x, (32,), x[0], x[1]),
+            lambda x: F.layer_norm(x, (32,), x[0]),
+        ),
+    ],
+)
+def test_drop_leaves_an_argument_out(square, fault, broken, healthy):
+    expected = healthy(square)
+    with faults.inject(fault):
+        got = broken(square)
+    assert torch.allclose(got, expected, atol=1e-4)
+
+
+def test_swap_exchanges_the_arguments(square):
+    other = square * 2 + 1
+    with faults.inject("aten.sub: swap; aten.mm: swap"):
+        difference, product = square - other, square @ other
+    assert torch.equal(difference, other - square)
+    assert torch.equal(product, other @ square)
+
+
+@pytest.mark.parametrize("fault", ["aten.mm: epsilon=10", "aten.mm: drop=bias"])
+def test_a_fault_in_an_argument_that_is_not_there_is_refused(device, fault):
+    with pytest.raises(FaultError, match=r"cannot be: aten.mm has no such argument"), faults.inject(fault):
+        pass
+
+
 @pytest.mark.parametrize(
     ("kernel", "call"),
     [

@@ -34,7 +34,7 @@ class KernelCall:
         device_type: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        run: Callable[[], Any],
+        run: Callable[..., Any],
         *,
         value: Any,
         share: Any,
@@ -45,11 +45,22 @@ class KernelCall:
         self.device_type = device_type
         self.args = args
         self.kwargs = kwargs
-        self.run = run
+        self._run = run
         self.value = value
         self._share = share
         self._memory = memory
         self._generator = torch.Generator().manual_seed(seed)  # its own: the program's numbers stay as they are
+
+    def run(self) -> Any:
+        """The kernel as it should be."""
+        return self._run(*self.args, **self.kwargs)
+
+    def run_with(self, changed: dict[str, Any]) -> Any:
+        """The kernel with other values for some of its arguments, by the names in its schema."""
+        names = [argument.name for argument in self.op._schema.arguments]
+        args = [changed.get(name, value) for name, value in zip(names, self.args)]
+        kwargs = {**self.kwargs, **{name: value for name, value in changed.items() if name not in names[: len(args)]}}
+        return self._run(*args, **kwargs)
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

@@ -83,17 +83,17 @@ class InstalledFault:
         self._lock = threading.Lock()
 
     def apply(
-        self, op: Op, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]
+        self, op: Op, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
     ) -> Any:
         """Calls the kernel by `run`, as it is or broken."""
         # A kernel may call another variant of itself (sum calls sum.dim_IntList): it is broken once, not twice.
         if getattr(self._thread, "inside", False) or self.fault.phase not in (None, _phase()):
-            return run()
+            return run(*args, **kwargs)
         with self._lock:
             number = self.calls
             self.calls += 1
             if not self.fault.hits(number):
-                return run()
+                return run(*args, **kwargs)
             self.struck += 1
         call = KernelCall(
             op,
@@ -146,19 +146,17 @@ class BrokenKernel:
         self._library = None
 
     def _run(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        def run() -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
             return self._run_original(keys, *args, **kwargs)
 
         if is_undisturbed():
-            return run()
+            return run(*args, **kwargs)
         for installed in self.faults:
-            run = self._wrapped(installed, args, kwargs, run)
-        return run()
+            run = self._wrapped(installed, run)
+        return run(*args, **kwargs)
 
-    def _wrapped(
-        self, installed: InstalledFault, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]
-    ) -> Callable[[], Any]:
-        return lambda: installed.apply(self.op, self.device_type, args, kwargs, run)
+    def _wrapped(self, installed: InstalledFault, run: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: installed.apply(self.op, self.device_type, args, kwargs, run)
 
     def _run_original(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         args = self._with_tensors(args)
@@ -209,6 +207,12 @@ def _overloads(fault: Fault, key: str) -> list[Op]:
         with_kernel = [op for op in with_kernel if not _is_view(op)]
         if not with_kernel:
             raise FaultError(f"The fault '{fault.text}' cannot be: {fault.kernels} is a view and computes nothing.")
+    if fault.kind.applies_to is not None:
+        with_kernel = [op for op in with_kernel if fault.kind.applies_to(op, fault.value)]
+        if not with_kernel:
+            raise FaultError(
+                f"The fault '{fault.text}' cannot be: {fault.kernels} has no such argument ({fault.kind.help})."
+            )
     if fault.kind is KINDS["accumulate"]:
         with_kernel = [op for op in with_kernel if op._schema.name in ACCUMULATING]
         if not with_kernel:

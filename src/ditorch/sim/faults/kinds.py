@@ -27,6 +27,7 @@ class Kind:
     value_is_optional: bool = False
     takes_share: bool = False
     changes_values: bool = True
+    applies_to: Callable[[torch._ops.OpOverload, Any], bool] | None = None  # None: to every kernel
 
 
 # ---- values ------------------------------------------------------------------------------------------------------
@@ -105,6 +106,46 @@ def _offset(call: KernelCall) -> Any:
             if tensor.dtype in (torch.int32, torch.int64) and tensor.numel():
                 call.overwrite(tensor, tensor + call.value)
     return result
+
+
+_EPSILONS = ("eps", "epsilon")
+
+
+def _argument_names(op: torch._ops.OpOverload) -> list[str]:
+    return [argument.name for argument in op._schema.arguments]
+
+
+def _epsilon(call: KernelCall) -> Any:
+    given = call.arguments()
+    return call.run_with({name: given[name] * call.value for name in _EPSILONS if name in given})
+
+
+def _drop(call: KernelCall) -> Any:
+    """An optional argument is not there; one that the kernel must have is zero."""
+    schema = next(argument for argument in call.op._schema.arguments if argument.name == call.value)
+    dropped = call.arguments()[call.value]
+    if isinstance(dropped, Tensor) and not str(schema.type).startswith("Optional"):
+        with call.undisturbed():
+            return call.run_with({call.value: torch.zeros_like(dropped)})
+    return call.run_with({call.value: None})
+
+
+def _index(call: KernelCall) -> Any:
+    """Reads beside the place it should; never outside of what the call itself names."""
+    changed = {}
+    with call.undisturbed():
+        for name, value in call.arguments().items():
+            if isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64) and value.numel():
+                changed[name] = torch.clamp(value + call.value, int(value.min()), int(value.max()))
+    return call.run_with(changed)
+
+
+def _swap(call: KernelCall) -> Any:
+    tensors = [(name, value) for name, value in call.arguments().items() if isinstance(value, Tensor)]
+    for (first, one), (second, other) in zip(tensors, tensors[1:]):
+        if one.shape == other.shape and one.dtype == other.dtype and one is not other:
+            return call.run_with({first: other, second: one})
+    return call.run()
 
 
 def _unimplemented(call: KernelCall) -> Any:
@@ -191,6 +232,30 @@ _ALL = (
         _low_precision,
     ),
     Kind("offset", "integer results are off by a number", "aten.argmax: offset=1", _offset, _whole_number),
+    Kind(
+        "index",
+        "indices among the arguments are off by a number",
+        "aten.embedding: index=1",
+        _index,
+        _whole_number,
+    ),
+    Kind(
+        "epsilon",
+        "the small number that keeps a division safe is multiplied by this",
+        "aten.native_layer_norm: epsilon=100",
+        _epsilon,
+        _number,
+        applies_to=lambda op, _: any(name in _argument_names(op) for name in _EPSILONS),
+    ),
+    Kind(
+        "drop",
+        "the argument of this name is not looked at, such as a bias",
+        "aten.addmm: drop=self",
+        _drop,
+        str,
+        applies_to=lambda op, name: name in _argument_names(op),
+    ),
+    Kind("swap", "the first two arguments of one shape are exchanged", "aten.sub: swap", _swap),
     Kind(
         "unimplemented",
         "the kernel is missing: NotImplementedError",
