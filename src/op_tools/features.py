@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import sys
 from collections.abc import Iterable
 from typing import Any, Callable
 
 import torch
-from torch.overrides import get_overridable_functions, resolve_name
+from torch.overrides import resolve_name
 
 from op_tools import tools
 from op_tools.errors import UnknownOpError
 from op_tools.intercept import this_threads_session
+from op_tools.lookup import look_up
 from op_tools.names import op_name
 from op_tools.tool import Tool
 from op_tools.wrap import wrapped_function
@@ -77,7 +76,7 @@ def _joined(make: type[Tool], names: list[str], condition: Callable[..., Any], s
 def _find(op: Op) -> tuple[str, Any, str]:
     """The op's name; and where it is kept, for a function that torch does not dispatch (else None)."""
     if isinstance(op, str):
-        owner, attribute, function = _look_up(op)
+        owner, attribute, function = look_up(op)
     else:
         owner, attribute, function = None, "", op
     bound_to = getattr(function, "__self__", None)
@@ -91,7 +90,8 @@ def _find(op: Op) -> tuple[str, Any, str]:
         return op_name(function), None, ""
     if owner is None:
         owner, attribute = _home(function)
-    return f"{getattr(owner, '__name__', owner)}.{attribute}", owner, attribute
+    name = op if isinstance(op, str) else f"{function.__module__}.{function.__qualname__}"
+    return name, owner, attribute
 
 
 def _is_dispatched(function: Any) -> bool:
@@ -99,34 +99,6 @@ def _is_dispatched(function: Any) -> bool:
     if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or resolve_name(function):
         return True
     return type(function).__name__ == "builtin_function_or_method" and str(function.__module__).startswith("torch")
-
-
-def _look_up(name: str) -> tuple[Any, str, Any]:
-    path = name.split(".")
-    for length in range(len(path) - 1, 0, -1):
-        module = sys.modules.get(".".join(path[:length]))
-        if module is None:
-            try:
-                module = importlib.import_module(".".join(path[:length]))
-            except ImportError:
-                continue
-        owner: Any = module
-        try:
-            for part in path[length:-1]:
-                owner = getattr(owner, part)
-            return owner, path[-1], getattr(owner, path[-1])
-        except AttributeError:
-            continue
-    if path[0] in ("aten", "prims") or "::" in name:
-        return _look_up(f"torch.ops.{name.replace('::', '.')}")
-    raise UnknownOpError(f"there is no op {name!r}{_suggestion(name)}")
-
-
-def _suggestion(name: str) -> str:
-    functions = [function for group in get_overridable_functions().values() for function in group]
-    close = difflib.get_close_matches(name, {str(resolve_name(function)) for function in functions}, n=3)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    return f"{hint or ';'} Names are full: torch.Tensor.add, torch.nn.functional.linear, my_package.my_function"
 
 
 def _home(function: Any) -> tuple[Any, str]:

@@ -11,6 +11,8 @@ import os
 import sys
 import traceback
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
@@ -97,11 +99,38 @@ def _lines_of(code: CodeType) -> list[tuple[int, int, int | None]]:
     return [(offset, end, line) for (offset, line), end in zip(starts, ends)]
 
 
+class RecordedWhere(Where):
+    """A place that was put into words earlier, by the run that a capture comes from."""
+
+    __slots__ = ("_line",)
+
+    def __init__(self, line: str, path: str) -> None:
+        super().__init__(None, 0, path, None)
+        self._line = line
+
+    def line(self) -> str:
+        return self._line
+
+
 NOWHERE = Where(None, 0, "", None)
+_pretended: Where | None = None
+
+
+@contextmanager
+def pretended(where: Where) -> Iterator[None]:
+    """While a captured call is run again, its place is the one in the user's program, not ours."""
+    global _pretended
+    _pretended = where
+    try:
+        yield
+    finally:
+        _pretended = None
 
 
 def here(depth: int, with_stack: bool = False) -> Where:
     """The user's code that is running: the first frame above `depth` that is neither torch's nor ours."""
+    if _pretended is not None:
+        return _pretended
     try:
         frame: FrameType | None = sys._getframe(depth)
     except ValueError:

@@ -1,0 +1,1 @@
+"""Work on captures, away from the run that they come from."""

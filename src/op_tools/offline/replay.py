@@ -1,0 +1,137 @@
+"""Runs captured calls again, forward and backward."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_tools import store, trees
+from op_tools.errors import CaptureError
+from op_tools.lookup import torch_op
+from op_tools.where import RecordedWhere, Where, pretended
+
+
+@dataclass
+class Capture:
+    """One captured call, as it lies on disk: on the CPU, whatever device it was captured on."""
+
+    folder: Path
+    name: str
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grad_outputs: list[Tensor | None] | None
+    where: Where
+
+
+def load(folder: Path, trusted: tuple[str, ...] = ()) -> Capture:
+    """Reads one capture. A damaged or incomplete one is a CaptureError that names it."""
+    part = store.load_part(folder / "input.pth")
+    gradients = None
+    if (folder / "grad_outputs.pth").exists():
+        gradients = list(store.load_part(folder / "grad_outputs.pth")["args"])
+    name = part["name"]
+    if not isinstance(name, str) or not isinstance(part["args"], tuple) or not isinstance(part["kwargs"], dict):
+        raise CaptureError(f"{folder / 'input.pth'} is no capture of a call: its name or arguments are of another kind")
+    return Capture(folder, name, torch_op(name, trusted), part["args"], part["kwargs"], gradients, _place(folder))
+
+
+def _place(folder: Path) -> Where:
+    """The source line and module that the capture was made at; for reading only, so a missing one is no error."""
+    try:
+        noted = json.loads((folder / "input.pth.json").read_text(encoding="utf-8"))
+        return RecordedWhere(str(noted.get("where") or folder), str(noted.get("module") or ""))
+    except (OSError, ValueError, AttributeError):
+        return RecordedWhere(str(folder), "")
+
+
+def run(capture: Capture, device: torch.device, forward_only: bool) -> None:
+    """Runs the call once on the device. The tools that are on see the call itself, and nothing of its preparation."""
+    with _unseen():
+        args, kwargs = _fresh_arguments(capture, device)
+    with pretended(capture.where):
+        result = capture.func(*args, **kwargs)
+        if not forward_only:
+            _run_backward(capture, result, device)
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    with torch._C.DisableTorchFunction():
+        yield
+
+
+def _fresh_arguments(capture: Capture, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments on the device; those that overlap in memory do so there, too."""
+    together: dict[int, list[Tensor]] = {}
+    for tensor in trees.tensors((capture.args, capture.kwargs)):
+        if tensor.layout is torch.strided:
+            together.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    moved: dict[int, Tensor] = {}
+    for sharing in together.values():
+        moved.update(_moved_together(sharing, device))
+
+    def on_device(tensor: Tensor) -> Tensor:
+        return moved[id(tensor)] if id(tensor) in moved else tensor.to(device)
+
+    args, kwargs = trees.map_tensors(on_device, (capture.args, capture.kwargs))
+    return _redirected(args, device), _redirected(kwargs, device)
+
+
+def _moved_together(sharing: list[Tensor], device: torch.device) -> dict[int, Tensor]:
+    """Tensors of one storage. What needs a gradient is no leaf: in-place ops refuse leaves."""
+    if len({tensor.dtype for tensor in sharing}) > 1:
+        return {id(tensor): tensor.detach().to(device).requires_grad_(tensor.requires_grad) for tensor in sharing}
+    first = sharing[0].detach()
+    size = first.untyped_storage().nbytes() // first.element_size()
+    base = first.as_strided((size,), (1,), 0).to(device, copy=True)
+    if any(tensor.requires_grad for tensor in sharing):
+        base = base.requires_grad_().clone()
+    moved = {}
+    for tensor in sharing:
+        source = base if tensor.requires_grad else base.detach()
+        moved[id(tensor)] = source.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return moved
+
+
+def _redirected(value: Any, device: torch.device) -> Any:
+    """A device among the arguments is the one of the machine that captured; here it is this machine's."""
+    if isinstance(value, torch.device):
+        return value if value.type == "cpu" else device
+    if isinstance(value, dict):
+        return {key: device if _names_device(key, part) else _redirected(part, device) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_redirected(part, device) for part in value)
+    return value
+
+
+def _names_device(key: str, value: Any) -> bool:
+    return key == "device" and isinstance(value, str) and not value.startswith("cpu")
+
+
+def _run_backward(capture: Capture, result: Any, device: torch.device) -> None:
+    with _unseen():
+        outputs = list(trees.tensors(result))
+        given: list[Any] = capture.grad_outputs or [None] * len(outputs)
+        pairs = [
+            (output, _gradient(output, gradient, device))
+            for output, gradient in zip(outputs, given)
+            if output.requires_grad and output.grad_fn is not None
+        ]
+    if pairs:
+        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+
+
+def _gradient(output: Tensor, captured: Tensor | None, device: torch.device) -> Tensor:
+    """What flowed in at this output; where backward was not captured, random numbers, the same each time."""
+    if captured is not None and captured.shape == output.shape:
+        return captured.to(device)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(output.shape, generator=generator).to(device=device, dtype=output.dtype)

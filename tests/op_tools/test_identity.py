@@ -1,0 +1,120 @@
+"""Law 1: watching changes nothing. Every op of op_db under every observing tool, to the last bit."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import op_tools
+
+from . import op_samples
+
+CHUNKS = 8
+OBSERVING = {
+    "OpObserve": lambda: op_tools.OpObserve(),
+    "OpTimeMeasure": lambda: op_tools.OpTimeMeasure(),
+    "OpOverflowCheck": lambda: op_tools.OpOverflowCheck(),
+    "OpCapture": lambda: op_tools.OpCapture(),
+    "OpCapture statistics": lambda: op_tools.OpCapture(mode="statistics"),
+    "OpAutoCompare": lambda: op_tools.OpAutoCompare(),
+}
+
+
+def tensors_in(value):
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def bits(tensor):
+    """Equal for equal bits, also of NaN."""
+    if tensor is None:
+        return None
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return (
+        str(flat.dtype),
+        tuple(flat.shape),
+        flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"",
+    )
+
+
+def aliases(result, arguments):
+    """Which results share memory with which arguments, and where in it."""
+    storages = [tensor.untyped_storage().data_ptr() for tensor in arguments]
+    return [
+        (
+            [place for place, storage in enumerate(storages) if storage == tensor.untyped_storage().data_ptr()],
+            tensor.storage_offset(),
+            tensor.stride(),
+            [place for place, argument in enumerate(arguments) if argument is tensor],
+        )
+        for tensor in result
+    ]
+
+
+def random_state(device):
+    states = [torch.get_rng_state(), torch.get_device_module(device).get_rng_state()]
+    return [state.numpy().tobytes() for state in states]
+
+
+def everything(op, sample, device, tool):
+    """All that can be seen of one call and its backward pass, with or without a tool."""
+    args, kwargs = sample.arguments()
+    arguments = tensors_in((args, kwargs))
+    torch.manual_seed(0)
+    with tool or contextlib.nullcontext():
+        result = op.op(*args, **kwargs)
+        outputs = tensors_in(result)
+        seen = {
+            "results": [bits(tensor) for tensor in outputs] if "empty" not in op.name else len(outputs),
+            "plain results": [leaf for leaf in pytree.tree_leaves(result) if not isinstance(leaf, torch.Tensor)],
+            "kind": type(result),
+            "aliases": aliases(outputs, arguments),
+            "arguments": [bits(tensor) for tensor in arguments],
+            "versions": [tensor._version for tensor in (*arguments, *outputs)],
+            "graph": [(tensor.requires_grad, type(tensor.grad_fn).__name__) for tensor in outputs],
+            "random state": random_state(device),
+        }
+        differentiable = [tensor for tensor in outputs if tensor.requires_grad and "empty" not in op.name]
+        wanted = [tensor for tensor in arguments if tensor.requires_grad]
+        if differentiable and wanted:
+            gradients = torch.autograd.grad(
+                differentiable,
+                wanted,
+                [torch.ones_like(tensor) for tensor in differentiable],
+                allow_unused=True,
+            )
+            seen["gradients"] = [bits(gradient) for gradient in gradients]
+            seen["strides of gradients"] = [None if gradient is None else gradient.stride() for gradient in gradients]
+        seen["random state after backward"] = random_state(device)
+    return seen
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_op_is_the_same_under_every_observing_tool(device, dtype, chunk, monkeypatch):
+    monkeypatch.setenv("OP_TOOLS_VERBOSE", "1")
+    compared, wrong = 0, []
+    for op in op_samples.ops()[chunk::CHUNKS]:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            try:
+                sample = next(op_samples.samples(op, device, dtype, most=1), None)
+                if sample is None:
+                    continue
+                plain = everything(op, sample, device, None)
+                if str(plain) != str(everything(op, sample, device, None)):
+                    continue  # not even the same twice by itself
+            except (RuntimeError, NotImplementedError, ValueError, TypeError, AssertionError):
+                continue  # the device refuses the sample
+            for name, tool in OBSERVING.items():
+                watched = everything(op, sample, device, tool())
+                compared += 1
+                different = [key for key in plain if str(plain[key]) != str(watched[key])]
+                if different:
+                    wrong.append(f"{op_samples.full_name(op)} under {name}: {', '.join(different)} differ")
+    assert not wrong, "\n".join(wrong)
+    assert compared > 200
