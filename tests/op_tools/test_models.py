@@ -7,8 +7,7 @@ import io
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
+from benchmarks import models
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,63 +18,6 @@ from .test_identity import OBSERVING
 STEPS = 10
 
 
-class ConvolutionalNet(nn.Module):
-    """In the manner of ResNet: convolutions, batch norm, a shortcut, pooling."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.block = nn.Sequential(
-            nn.Conv2d(8, 8, 3, padding=1),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.Conv2d(8, 8, 3, padding=1),
-            nn.BatchNorm2d(8),
-        )
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x):
-        x = self.stem(x)
-        x = functional.relu(x + self.block(x), inplace=True)
-        return self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
-
-    def loss(self, x, y):
-        return functional.cross_entropy(self(x), y)
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(16, 8)
-        self.lstm = nn.LSTM(8, 8, num_layers=2, batch_first=True, dropout=0.1)
-        self.head = nn.Linear(8, 16)
-
-    def loss(self, x, y):
-        return functional.cross_entropy(self.head(self.lstm(self.embedding(x))[0]).flatten(0, 1), y.flatten())
-
-
-class Llama(nn.Module):
-    """Hugging Face's, with random weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        config = LlamaConfig(
-            vocab_size=32,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=32,
-        )
-        self.model = LlamaForCausalLM(config)
-
-    def loss(self, x, y):
-        return self.model(input_ids=x, labels=y).loss
-
-
 class CheckpointedGPT(GPT):
     def forward(self, tokens):
         x = self.token(tokens) + self.position[: tokens.shape[1]]
@@ -84,25 +26,12 @@ class CheckpointedGPT(GPT):
         return self.head(self.norm(x))
 
 
-def tokens(vocabulary):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(vocabulary, (2, 12), generator=generator) for _ in range(2)]
-
-
-def pictures():
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(4, 3, 8, 8, generator=generator), torch.randint(4, (4,), generator=generator)]
-
-
 MODELS = {
-    "GPT": (lambda: GPT(vocabulary=32, width=16, heads=2, layers=2, length=16), lambda: tokens(32)),
+    **models.TINY,
     "checkpointed GPT": (
         lambda: CheckpointedGPT(vocabulary=32, width=16, heads=2, layers=2, length=16),
-        lambda: tokens(32),
+        models.TINY["GPT"][1],
     ),
-    "CNN": (ConvolutionalNet, pictures),
-    "LSTM": (Recurrent, lambda: tokens(16)),
-    "Llama": (Llama, lambda: tokens(32)),
 }
 
 

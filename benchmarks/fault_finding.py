@@ -1,0 +1,490 @@
+"""Does OpAutoCompare name the guilty op, and nothing else? Single faults in models and ops, one at a time.
+
+    python benchmarks/fault_finding.py [--device sim] [--only GPT] [--quick] [--jobs 2] [--json FILE]
+
+Each fault breaks one kernel of the device (docs/faults.md) for one training step, or for one call of a single op. The
+call that used the broken kernel must be blamed, in the pass that used it. Two rules stand side by side: the contract's
+allclose, and the calibrated verdict. Healthy runs of the same models count false alarms. At the end: the smallest wrong
+factor that is found, for each dtype.
+
+Exit code 1 if a goal is missed: 99 % of the faults found by the verdict, no false alarm on the simulated accelerator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ["DITORCH_DISABLE_MOCK"] = "1"  # nothing here is written for CUDA
+
+from benchmarks import models
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# ---- what is broken ----------------------------------------------------------------------------------------------
+
+ANY = ("scale=1.01", "tail=0.25", "scale=1.5@one", "negate", "nan@one", "tail=1")
+ONLY_FLOAT32 = ("scale=1.001", "round=bfloat16")
+ACCUMULATING = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_overrideable", "sum", "mean")
+# kernel: faults that fit it alone
+SPECIAL = {
+    "addmm": ("drop=self",),
+    "convolution": ("drop=bias",),
+    "convolution_overrideable": ("drop=bias",),
+    "native_layer_norm": ("epsilon=1000", "drop=bias"),
+    "native_batch_norm": ("epsilon=1000", "drop=bias"),
+    "_fused_rms_norm": ("epsilon=1000",),
+    "rsqrt": (),
+    "embedding": ("index=1",),
+    "embedding_dense_backward": ("index=1",),
+    "nll_loss_forward": ("index=1",),
+    "nll_loss_backward": ("index=1",),
+    "sub": ("swap",),
+    "div": ("swap",),
+    "tanh_backward": ("swap",),
+    "sigmoid_backward": ("swap",),
+    "gelu_backward": ("swap",),
+}
+# They compute nothing, or nothing that a comparison could be made with.
+NOT_BROKEN = (
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "ones_like", "zeros_like", "zeros",
+    "ones", "detach", "copy_", "_to_copy", "clone", "fill_", "zero_", "full", "full_like", "arange",
+    "_local_scalar_dense", "new_zeros", "scalar_tensor", "is_same_size", "resize_", "lift_fresh", "contiguous",
+    "rand", "randn", "uniform_", "normal_", "bernoulli_", "native_dropout", "to", "new_full", "new_ones", "equal",
+    "is_nonzero",
+)  # fmt: skip
+
+
+class Kernels(TorchDispatchMode):
+    """Notes which kernels a step uses, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used: dict[tuple[str, str], None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        phase = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+        name = func._schema.name.partition("::")[2]
+        if func.namespace == "aten" and not func.is_view and name not in NOT_BROKEN:
+            self.used[name.rstrip("_") if not name.startswith("_") else name, phase] = None
+        return func(*args, **(kwargs or {}))
+
+
+def faults_for(kernels: list[tuple[str, str]], dtype: str) -> Iterator[tuple[str, str, str]]:
+    """(kernel, phase, fault in the grammar of ditorch.sim.faults)."""
+    for kernel, phase in kernels:
+        kinds = [*ANY, *SPECIAL.get(kernel, ())]
+        if dtype == "float32":
+            kinds += ONLY_FLOAT32
+            if kernel in ACCUMULATING:
+                kinds.append("accumulate=bfloat16")
+        for kind in kinds:
+            yield kernel, phase, f"aten.{kernel}: {kind}, phase={phase}"
+
+
+# ---- what uses it ------------------------------------------------------------------------------------------------
+
+
+class ModelWork:
+    """A training step of a model, without its optimizer: forward and backward from the same weights each time."""
+
+    def __init__(self, name: str, dtype: str, device: str) -> None:
+        self.name, self._device = name, device
+        make, data = models.SMALL[name]
+        torch.manual_seed(0)
+        self._model = make()
+        for parameter in self._model.parameters():  # biases begin at zero and norms at one: nobody would miss them
+            if parameter.dim() == 1:
+                parameter.data += 0.2 * torch.randn(parameter.shape)
+        self._model.to(device=device, dtype=DTYPES[dtype])
+        self._data = [part.to(device) for part in data()]
+        if self._data[0].is_floating_point():
+            self._data[0] = self._data[0].to(DTYPES[dtype])
+
+    def __call__(self) -> None:
+        self._model.zero_grad()
+        self._model.loss(*self._data).backward()
+
+
+class OpWork:
+    """One op of torch's own op_db, forward and backward."""
+
+    def __init__(self, op: Any, sample: Any, dtype: str, device: str) -> None:
+        self.name = op.name
+        self._op, self._device = op, device
+        self._args, self._kwargs = (sample.input, *sample.args), sample.kwargs
+
+    def __call__(self) -> None:
+        from torch.utils import _pytree as pytree
+
+        args, kwargs = pytree.tree_map(self._moved, (self._args, self._kwargs))
+        torch.manual_seed(0)
+        result = self._op.op(*args, **kwargs)
+        outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+        if outputs:
+            generator = torch.Generator().manual_seed(1)
+            gradients = [torch.randn(x.shape, generator=generator).to(x) for x in outputs]
+            torch.autograd.backward(outputs, gradients)
+
+    def _moved(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().to(self._device).requires_grad_(value.requires_grad)
+        return torch.device(self._device) if isinstance(value, torch.device) or value == "cpu" else value
+
+
+# Ops of op_db with kernels of their own, beside those that the models use.
+SINGLE_OPS = (
+    "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf", "pow", "mul", "div", "sub", "atan2",
+    "cumsum", "logsumexp", "prod", "var", "std", "norm", "matmul", "bmm", "baddbmm", "addmv", "outer", "softmax",
+    "log_softmax", "nn.functional.softplus", "nn.functional.elu", "nn.functional.silu", "nn.functional.mish",
+    "nn.functional.leaky_relu", "nn.functional.hardswish", "nn.functional.group_norm", "nn.functional.layer_norm",
+    "nn.functional.batch_norm", "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv_transpose2d",
+    "nn.functional.avg_pool2d", "nn.functional.max_pool2d", "nn.functional.adaptive_avg_pool2d",
+    "nn.functional.interpolate", "nn.functional.linear", "nn.functional.embedding", "nn.functional.cross_entropy",
+    "nn.functional.mse_loss", "nn.functional.kl_div", "nn.functional.smooth_l1_loss",
+    "nn.functional.scaled_dot_product_attention", "nn.functional.normalize", "nn.functional.gelu",
+    "nn.functional.pad", "gather", "scatter_add", "index_add", "index_select", "take_along_dim", "masked_fill",
+    "where", "roll", "flip", "tril", "cat", "stack", "lerp", "addcmul", "addcdiv", "clamp", "maximum", "fmod",
+    "remainder", "hypot", "linalg.inv", "linalg.cholesky", "cdist", "einsum", "trace", "kron", "cross",
+)  # fmt: skip
+
+
+def op_works(dtype: str, device: str) -> Iterator[OpWork]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    wanted = dict.fromkeys(SINGLE_OPS)
+    for op in op_db:
+        if op.name not in wanted or op.variant_test_name or not op.supports_dtype(DTYPES[dtype], "cpu"):
+            continue
+        gradient = op.supports_autograd and DTYPES[dtype] in op.supported_backward_dtypes("cpu")
+        samples = itertools.islice(op.sample_inputs("cpu", DTYPES[dtype], requires_grad=gradient), 12)
+        plain = [sample for sample in samples if isinstance(sample.input, torch.Tensor) or sample.args]
+        if plain:  # the largest says the most
+            yield OpWork(op, max(plain, key=_size), dtype, device)
+
+
+def _size(sample: Any) -> int:
+    return sample.input.numel() if isinstance(sample.input, torch.Tensor) else 0
+
+
+# ---- one run -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """Who used the broken kernel, and who was blamed by which rule. A call is its id and its pass."""
+
+    used: set[tuple[int, str]] = field(default_factory=set)
+    guilty: set[int] = field(default_factory=set)
+    blamed: dict[str, set[tuple[int, str]]] = field(default_factory=dict)
+    calls: int = 0
+    values: int = 0
+    alarms: dict[str, list[str]] = field(default_factory=dict)
+
+
+def observed(work: Callable[[], None], injected: Any, reference: str) -> Outcome:
+    """Runs the work once under OpAutoCompare, with a second tool that notes which calls the fault has struck."""
+    import op_tools
+    from op_tools.tool import Tool
+
+    struck = (lambda: sum(injected.struck.values())) if injected is not None else (lambda: 0)
+    outcome = Outcome(blamed={"allclose": set(), "verdict": set()}, alarms={"allclose": [], "verdict": []})
+
+    class Truth(Tool):
+        hook, prefix = "TruthHook", "TRUTH"
+        innermost = watches_gradients = times_gradients = True
+
+        def before(self, call: Any) -> int:
+            return struck()
+
+        def after(self, call: Any, before: int) -> list[int]:
+            outcome.calls += 1
+            if struck() > before:
+                # what forward has computed wrong and kept, backward uses
+                outcome.used.update([(call.id, "forward"), (call.id, "backward")])
+                outcome.guilty.add(call.id)
+            return [0]
+
+        def begins(self, call: Any, state: list[int]) -> None:
+            state[0] = struck()
+
+        def ends(self, call: Any, state: list[int]) -> None:
+            if struck() > state[0]:
+                outcome.used.add((call.id, "backward"))
+                outcome.guilty.add(call.id)
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        with op_tools.OpAutoCompare(verbose=0, out=folder, reference=reference), Truth(verbose=0):
+            work()
+        for path in Path(folder).glob("op_autocompare_result/*.csv"):
+            with open(path, newline="") as file:
+                for row in csv.DictReader(file):
+                    _take(row, outcome)
+    return outcome
+
+
+def _take(row: dict[str, str], outcome: Outcome) -> None:
+    outcome.values += 1
+    name, _, what = row["name"].partition(" ")
+    call = (int(row["forward_id"]), "backward" if what.startswith("grad") else "forward")
+    for rule, is_blamed in (("allclose", row["allclose"] != "True"), ("verdict", row["verdict"] == "wrong")):
+        if is_blamed:
+            outcome.blamed[rule].add(call)
+            outcome.alarms[rule].append(f"{name} {what}: {row['reason']}")
+
+
+# ---- a batch of runs, in a process of its own --------------------------------------------------------------------
+
+
+@dataclass
+class Fault:
+    """What came of one fault."""
+
+    work: str
+    dtype: str
+    kernel: str
+    phase: str
+    text: str
+    used: int
+    found: dict[str, bool]
+    right: dict[str, int]  # blamed calls that used the kernel
+    wrong: dict[str, int]  # blamed calls that did not
+    seconds: float
+
+
+@dataclass
+class Batch:
+    """Everything about one model in one dtype, or single ops in one dtype."""
+
+    work: str
+    dtype: str
+    faults: list[Fault] = field(default_factory=list)
+    healthy_calls: int = 0
+    healthy_values: int = 0
+    alarms: dict[str, list[str]] = field(default_factory=lambda: {"allclose": [], "verdict": []})
+    limits: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def run_batch(job: tuple[str, str, str, int, int, str]) -> Batch:
+    name, dtype, device, healthy_steps, stride, reference = job
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    _start(device)
+    begin = time.perf_counter()
+    batch = Batch(name, dtype)
+    works = list(op_works(dtype, device)) if name == "ops" else [ModelWork(name, dtype, device)]
+    with contextlib.redirect_stderr(io.StringIO()):
+        for index, work in enumerate(works):
+            if not _works(work):
+                continue
+            for _ in range(healthy_steps if name != "ops" else 1):
+                _healthy(batch, work, reference)
+            kernels = _kernels_of(work)
+            # of the many combinations with single ops, some: another part of them for each op
+            planned = list(faults_for(kernels, dtype))
+            planned = planned[index % (stride * 4) :: stride * 4] if name == "ops" else planned[::stride]
+            for kernel, phase, text in planned:
+                _broken(batch, work, dtype, kernel, phase, text, reference)
+        if name == "GPT":
+            batch.limits = _limits(works[0], reference)
+    batch.seconds = time.perf_counter() - begin
+    return batch
+
+
+def _start(device: str) -> None:
+    if device == "sim":
+        from ditorch import sim
+
+        sim.start()
+
+
+def _works(work: Callable[[], None]) -> bool:
+    try:
+        work()
+    except (RuntimeError, NotImplementedError):
+        return False  # the device does not have it
+    return True
+
+
+def _healthy(batch: Batch, work: Callable[[], None], reference: str) -> None:
+    outcome = observed(work, None, reference)
+    batch.healthy_calls += outcome.calls
+    batch.healthy_values += outcome.values
+    for rule, alarms in outcome.alarms.items():
+        batch.alarms[rule] += alarms
+
+
+def _kernels_of(work: Callable[[], None]) -> list[tuple[str, str]]:
+    with Kernels() as kernels:
+        work()
+    return list(kernels.used)
+
+
+def _broken(batch: Batch, work: Any, dtype: str, kernel: str, phase: str, text: str, reference: str) -> None:
+    from ditorch.errors import FaultError
+    from ditorch.sim import faults
+
+    begin = time.perf_counter()
+    try:
+        with faults.inject(text) as injected:
+            outcome = observed(work, injected, reference)
+    except FaultError:
+        return  # the kernel has no such argument, or is none
+    if not outcome.used:
+        return  # an op that no tool sees, such as the ones_like at the start of backward
+    right = {rule: len({call for call, _ in outcome.used & blamed}) for rule, blamed in outcome.blamed.items()}
+    batch.faults.append(
+        Fault(
+            work.name,
+            dtype,
+            kernel,
+            phase,
+            text,
+            len(outcome.guilty),
+            {rule: count > 0 for rule, count in right.items()},
+            right,
+            {rule: len({call for call, _ in blamed - outcome.used}) for rule, blamed in outcome.blamed.items()},
+            time.perf_counter() - begin,
+        )
+    )
+
+
+def _limits(work: Callable[[], None], reference: str) -> dict[str, float]:
+    """For some kernels of the GPT: the smallest wrong factor that is blamed, of 10 %, 3 %, 1 %, 0.3 % …"""
+    from ditorch.sim import faults
+
+    found = {}
+    for kernel, phase in (
+        ("addmm", "forward"),
+        ("mm", "backward"),
+        ("native_layer_norm", "forward"),
+        ("native_layer_norm_backward", "backward"),
+        ("gelu", "forward"),
+        ("embedding_dense_backward", "backward"),
+    ):
+        for exponent, mantissa in itertools.product(range(1, 8), (1, 0.3)):
+            share = mantissa * 10.0**-exponent
+            with faults.inject(f"aten.{kernel}: scale={1 + share:.12g}, phase={phase}") as injected:
+                outcome = observed(work, injected, reference)
+            if not outcome.used & outcome.blamed["verdict"]:
+                break
+            found[f"{kernel} {phase}"] = share
+    return found
+
+
+# ---- the report --------------------------------------------------------------------------------------------------
+
+
+def table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left")
+    for column in columns:
+        shown.add_column(column, justify="left" if column in ("work", "rule", "kernel", "fault") else "right")
+    for row in rows:
+        shown.add_row(*map(str, row))
+    Console(width=140).print(shown)
+
+
+def share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def report(batches: list[Batch]) -> None:
+    rows = []
+    for batch in batches:
+        for rule in ("allclose", "verdict"):
+            right = sum(fault.right[rule] for fault in batch.faults)
+            blamed = right + sum(fault.wrong[rule] for fault in batch.faults)
+            rows.append(
+                (
+                    batch.work,
+                    batch.dtype,
+                    rule,
+                    len(batch.faults),
+                    share(sum(fault.found[rule] for fault in batch.faults), len(batch.faults)),
+                    share(right, sum(fault.used for fault in batch.faults)),
+                    share(right, blamed),
+                    f"{batch.healthy_calls:,}",
+                    len(batch.alarms[rule]),
+                    f"{batch.seconds:.0f} s" if rule == "verdict" else "",
+                )
+            )
+    columns = (
+        "work", "dtype", "rule", "faults", "found", "calls found", "precision", "healthy calls", "false alarms", "time",
+    )  # fmt: skip
+    table("Single faults, one at a time", columns, rows)
+    missed = [
+        (fault.work, fault.dtype, fault.kernel, fault.text.partition(": ")[2])
+        for batch in batches
+        for fault in batch.faults
+        if not fault.found["verdict"]
+    ]
+    if missed:
+        table("Not found by the verdict", ("work", "dtype", "kernel", "fault"), missed)
+    for batch in batches:
+        for alarm in batch.alarms["verdict"][:10]:
+            print(f"false alarm in {batch.work}, {batch.dtype}: {alarm}")
+    limits = {batch.dtype: batch.limits for batch in batches if batch.limits}
+    if limits:
+        kernels = dict.fromkeys(kernel for found in limits.values() for kernel in found)
+        rows = [
+            (kernel, *(f"{100 * found[kernel]:g} %" if kernel in found else "–" for found in limits.values()))
+            for kernel in kernels
+        ]
+        table("Smallest wrong factor found (GPT)", ("kernel", *limits), rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="sim")
+    parser.add_argument("--only", nargs="*", default=[*models.SMALL, "ops"], help="models, or ops")
+    parser.add_argument("--dtypes", nargs="*", default=list(DTYPES))
+    parser.add_argument("--reference", default="cpu")
+    parser.add_argument("--healthy-steps", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="every sixth fault, two healthy steps")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    stride, steps = (6, 2) if options.quick else (1, options.healthy_steps)
+    jobs = [
+        (name, dtype, options.device, steps, stride, options.reference)
+        for name in options.only
+        for dtype in options.dtypes
+    ]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.jobs, maxtasksperchild=1) as pool:
+        batches = pool.map(run_batch, jobs, chunksize=1) if options.jobs > 1 else [run_batch(job) for job in jobs]
+    report(batches)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(batch) for batch in batches], indent=1))
+    found = [fault.found["verdict"] for batch in batches for fault in batch.faults]
+    alarms = sum(len(batch.alarms["verdict"]) for batch in batches)
+    calls = sum(batch.healthy_calls for batch in batches)
+    recall = sum(found) / max(len(found), 1)
+    print(f"{len(found)} faults, {100 * recall:.2f} % found; {alarms} false alarms in {calls:,} healthy calls")
+    sys.exit(recall < 0.99 or (options.device == "sim" and alarms > 0))
+
+
+if __name__ == "__main__":
+    main()
