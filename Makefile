@@ -6,13 +6,14 @@ INSTALLED := $(VENV)/.installed
 # How many test processes: one per core.
 JOBS ?= auto
 
-.PHONY: help demo test test-all lint bench docs clean
+.PHONY: help demo test test-all lint bench bench-faults docs clean
 help:
 	@echo "make demo      see it: a training run with one broken kernel, on the accelerator that is here or a simulated one"
 	@echo "make test      lint, then every test but the slow ones"
 	@echo "make test-all  lint, then every test"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     speed and op coverage of the simulated accelerator"
+	@echo "make bench-faults  does OpAutoCompare name the guilty op? Single faults in models and ops"
 	@echo "make docs      write the tables in docs that are made from code"
 	@echo "make clean     remove .venv and what tools left behind"
 
@@ -29,6 +30,9 @@ lint: $(INSTALLED)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+bench-faults: $(INSTALLED)
+	$(RUN) benchmarks/fault_finding.py
 
 bench: $(INSTALLED)
 	$(RUN) benchmarks/sim_speed.py

@@ -15,7 +15,7 @@ from typing import Any, Callable
 import torch
 from torch.overrides import TorchFunctionMode
 
-from op_tools import autograd, gradients, messages, unusual
+from op_tools import autograd, bookkeeping, gradients, messages, unusual
 from op_tools.call import OpCall
 from op_tools.errors import StopTraining
 from op_tools.names import MOVES, is_collective, is_no_op, op_name
@@ -85,9 +85,11 @@ class Session:
             self._mode = Mode(self)
             _put_under_the_stack(self._mode)
             autograd.watch(self)
+            bookkeeping.quiet(self, Mode)
         elif not awake and self._mode is not None:
             mode, self._mode = self._mode, None
             autograd.leave(self)
+            bookkeeping.loud(self)
             _take_off_the_stack(mode)
 
     def _awake(self) -> list[Tool]:
@@ -175,14 +177,14 @@ class Mode(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         plan: Any = self._plans.get(func, _UNDECIDED)
         if plan is None:
-            if func in autograd.RUN_BACKWARD:
-                with autograd.backward_seen_by(self):
-                    return func(*args, **(kwargs or {}))
             return func(*args, **kwargs) if kwargs else func(*args)
+        if func in autograd.RUN_BACKWARD:
+            with autograd.backward_seen_by(self):
+                return func(*args, **(kwargs or {}))
         if plan is _UNDECIDED:
             plan = self._session.decide(func)
             if plan is None:
-                return self.__torch_function__(func, types, args, kwargs)
+                return func(*args, **(kwargs or {}))
         return through_tools(self._plans, plan, func, args, kwargs or {})
 
     def function_applied(self, function: type, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:

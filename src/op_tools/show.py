@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import signature, trees
+from op_tools import trees
 from op_tools.call import OpCall
 
 ARGUMENT_COLUMNS = (
@@ -28,19 +28,17 @@ ARGUMENT_COLUMNS = (
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], keep_empty: bool = False) -> str:
     """A box with centred cells."""
-    rows = [tuple(row) for row in rows]
-    kept = [index for index, _ in enumerate(columns) if keep_empty or not rows or any(row[index] for row in rows)]
-    widths = [max(len(columns[index]), *(len(row[index]) for row in rows), 0) for index in kept]
+    rows = list(rows)
+    cells = list(zip(*rows)) if rows else [()] * len(columns)
+    kept = [index for index, _ in enumerate(columns) if keep_empty or not rows or any(cells[index])]
+    widths = [max(map(len, (columns[index], *cells[index]))) for index in kept]
     border = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
-    lines = [border, _line([columns[index] for index in kept], widths), border]
-    lines += [_line([row[index] for index in kept], widths) for row in rows]
+    line = "|" + "|".join(f" {{:^{width}}} " for width in widths) + "|"
+    lines = [border, line.format(*(columns[index] for index in kept)), border]
+    lines += [line.format(*row) for row in zip(*(cells[index] for index in kept))]
     if rows:
         lines.append(border)
     return "\n".join(lines)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "|" + "|".join(f" {cell:^{width}} " for cell, width in zip(cells, widths)) + "|"
 
 
 def number(value: float) -> str:
@@ -86,32 +84,54 @@ def heading(call: OpCall) -> str:
 class Described:
     """Rows of a table of arguments, as they are now. An in-place op changes its inputs, so they are described before.
 
-    The same op with the same shapes comes again and again: only the addresses of its tensors are new each time.
+    The same op with the same shapes comes again and again: only addresses and numbers are new each time. They stand in
+    `slots`, and rows and tables are remembered with the slots open.
     """
 
-    __slots__ = ("addresses", "key", "rows")
+    __slots__ = ("key", "rows", "slots")
 
     def __init__(self, name: str, role: str, args: tuple[Any, ...], kwargs: dict[str, Any], is_result: bool) -> None:
-        tensors = [*trees.tensors(args), *trees.tensors(kwargs)]
-        noted = None
-        if len(tensors) <= _MOST_REMEMBERED_TENSORS and all(tensor.layout is torch.strided for tensor in tensors):
-            noted = (name, role, signature.of_call(args, kwargs))
-        self.addresses = [str(tensor.data_ptr()) for tensor in tensors] if noted else []
-        self.key = noted
-        rows = _rows.get(noted) if noted else None
+        self.slots: list[str] = []
+        self.key = (name, role, _key(args, self.slots), _key(kwargs, self.slots))
+        rows = _rows.get(self.key)
         if rows is None:
             places = trees.results(args[0]) if is_result else trees.arguments(args, kwargs)
-            rows = argument_rows(name, role, places)
-            if noted:
-                rows = [(*row[:8], "%s" if row[8] else "", row[9]) for row in rows]
-                _remember(_rows, noted, rows)
+            rows = [_with_open_slot(f"{name} {role}{place}", value) for place, value in places]
+            _remember(_rows, self.key, rows)
         self.rows = rows
 
 
-_MOST_REMEMBERED = 5_000
-_MOST_REMEMBERED_TENSORS = 8
+_MOST_REMEMBERED = 1_000
+_SLOT = "\0"
 _rows: dict[Any, list[tuple[str, ...]]] = {}
 _tables: dict[Any, str] = {}
+
+
+def _key(value: Any, slots: list[str]) -> Any:
+    """Equal for values whose rows are equal but for the slots."""
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            return (str(value.layout), value.dtype, value.shape, value.device, value.requires_grad)
+        slots.append(str(value.data_ptr()))
+        return (value.dtype, value.shape, value.stride(), value.device, value.requires_grad)
+    kind = type(value)
+    if value is None or kind is str:
+        return value
+    if kind is int or kind is float:
+        slots.append(str(value))
+        return kind
+    if isinstance(value, (list, tuple)) and kind is not torch.Size:
+        return (kind, *[_key(part, slots) for part in value])
+    if isinstance(value, dict):
+        return (kind, *[(name, _key(part, slots)) for name, part in value.items()])
+    return _short(value)
+
+
+def _with_open_slot(label: str, value: Any) -> tuple[str, ...]:
+    row = _argument_row(label, value)
+    if isinstance(value, Tensor):
+        return (*row[:8], _SLOT if row[8] else "", "")
+    return (*row[:9], _SLOT) if type(value) in (int, float) else row
 
 
 def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
@@ -122,26 +142,20 @@ def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
 
 def described_table(parts: Sequence[Described]) -> str:
     """A table of arguments."""
-    if any(part.key is None for part in parts):
-        return table(ARGUMENT_COLUMNS, [row for part in parts for row in _filled(part)])
-    addresses = [address for part in parts for address in part.addresses]
-    key = (*(part.key for part in parts), *map(len, addresses))
+    slots = [slot for part in parts for slot in part.slots]
+    key = (*(part.key for part in parts), *map(len, slots))
     template = _tables.get(key)
     if template is None:
-        # zeros take as much room as the address that will stand there
-        rows = [row for part in parts for row in part.rows]
-        lengths = iter(addresses)
-        rows = [(*row[:8], "\0" * len(next(lengths)) if row[8] else "", row[9]) for row in rows]
-        template = re.sub("\0+", "%s", table(ARGUMENT_COLUMNS, rows).replace("%", "%%"))
+        # an open slot takes as much room as what will stand there
+        lengths = iter(slots)
+        rows = [
+            tuple(_SLOT * len(next(lengths)) if cell == _SLOT else cell for cell in row)
+            for part in parts
+            for row in part.rows
+        ]
+        template = re.sub(f"{_SLOT}+", "%s", table(ARGUMENT_COLUMNS, rows).replace("%", "%%"))
         _remember(_tables, key, template)
-    return template % tuple(addresses)
-
-
-def _filled(part: Described) -> list[tuple[str, ...]]:
-    if part.key is None:
-        return part.rows
-    addresses = iter(part.addresses)
-    return [(*row[:8], next(addresses) if row[8] else "", row[9]) for row in part.rows]
+    return template % tuple(slots)
 
 
 def inputs(call: OpCall) -> Described:

@@ -1,6 +1,7 @@
-"""What a call was given and gave, in words, without holding a tensor: shapes, strides, dtypes and plain values.
+"""What a call was given and gave, in words: shapes, strides, dtypes and plain values, in JSON.
 
-It is noted at every call and read later, so noting makes tuples only, and each distinct one is put into words once.
+It is asked for at every call, and calls are alike: each distinct one is put into words once, and nothing but that text
+is kept, because many small objects that live until backward set off the garbage collector.
 """
 
 from __future__ import annotations
@@ -13,74 +14,89 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-Signature = Any  # hashable: a plain value, or a tuple whose first part says what it is
+Note = Any  # hashable: a plain value, or a tuple whose first part says what it is
 _LIST, _DICT, _SLICE = "[", "{", ":"
 _NOTHING_NAMED = ("kwargs", (_DICT,))
-_LONGEST_LIST = 8  # an optimizer's call has hundreds of tensors
+_LONGEST_LIST = 4  # of tensors; an optimizer's call has hundreds
+_LONGEST_LIST_OF_VALUES = 64
 _LONGEST_TEXT = 60
 _MOST_TEXTS = 10_000
-_texts: dict[Signature, str] = {}
+_texts: dict[Note, str] = {}
 
 
-def of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
-    """Notes the arguments of a call."""
-    named = ("kwargs", of(kwargs)) if kwargs else _NOTHING_NAMED
-    return (_DICT, ("args", (_LIST, *map(of, args))), named)
+def of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The arguments of a call; long lists are shortened."""
+    named = ("kwargs", _noted(kwargs)) if kwargs else _NOTHING_NAMED
+    return _in_words((_DICT, ("args", (_LIST, *map(_noted_shortly, args))), named))
 
 
-def of(value: Any) -> Signature:
-    """Notes one value, or a nest of them."""
+def of(value: Any) -> str:
+    """One value, or a list of them; a long one is shortened."""
+    return _in_words(_noted_shortly(value))
+
+
+def key_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Note:
+    """The same for all calls that read alike, and for no others."""
+    return (*map(_noted, args), _noted(kwargs))
+
+
+def _noted_shortly(value: Any) -> Note:
+    if isinstance(value, (list, tuple)) and len(value) > _LONGEST_LIST:
+        most = _LONGEST_LIST if isinstance(value[0], Tensor) else _LONGEST_LIST_OF_VALUES
+        if len(value) > most:
+            return (_LIST, *map(_noted, value[:most]), f"… {len(value)} in all")
+    return _noted(value)
+
+
+def _noted(value: Any) -> Note:
     kind = type(value)
     if kind is Tensor or kind is Parameter:
-        return (value.dtype, value.shape, _strides(value), value.device, value.requires_grad)
+        return _noted_tensor(value)
     if value is None or kind is int or kind is str:
         return value
     if kind is bool or kind is float:
         return (kind, value)  # equal to some int, but written differently
-    return _of_others(value)
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...] | None:
-    try:
-        return tensor.stride()
-    except RuntimeError:  # sparse
-        return None
-
-
-def _of_others(value: Any) -> Signature:
-    if isinstance(value, Tensor):
-        return (value.dtype, value.shape, _strides(value), value.device, value.requires_grad)
     if isinstance(value, (list, tuple)):
-        shown = [of(part) for part in value[:_LONGEST_LIST]]
-        return (_LIST, *shown) if len(value) <= _LONGEST_LIST else (_LIST, *shown, f"… {len(value)} in all")
+        return (_LIST, *map(_noted, value))
+    return _noted_rarely(value)
+
+
+def _noted_tensor(tensor: Tensor) -> Note:
+    try:
+        return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad)
+    except RuntimeError:  # a compressed sparse tensor has no strides, a nested one no shape either
+        shape = None if tensor.is_nested else tensor.shape
+        return (tensor.dtype, shape, None, tensor.device, tensor.requires_grad)
+
+
+def _noted_rarely(value: Any) -> Note:
+    if isinstance(value, Tensor):
+        return _noted_tensor(value)
     if isinstance(value, dict):
-        return (_DICT, *((str(key), of(part)) for key, part in value.items()))
+        return (_DICT, *((str(key), _noted(part)) for key, part in value.items()))
     if isinstance(value, slice):
-        return (_SLICE, of(value.start), of(value.stop), of(value.step))
+        return (_SLICE, _noted(value.start), _noted(value.stop), _noted(value.step))
     text = str(value)
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
-def text(signature: Signature) -> str:
-    """In JSON; nothing at all for None."""
-    if signature is None:
-        return ""
-    known = _texts.get(signature)
-    if known is None:
+def _in_words(note: Note) -> str:
+    text = _texts.get(note)
+    if text is None:
         if len(_texts) >= _MOST_TEXTS:
             _texts.clear()
-        known = _texts[signature] = json.dumps(_as_json(signature), ensure_ascii=False)
-    return known
+        text = _texts[note] = json.dumps(_as_json(note), ensure_ascii=False)
+    return text
 
 
-def _as_json(signature: Signature) -> Any:
-    if not isinstance(signature, tuple):
-        return signature
-    kind, *parts = signature
+def _as_json(note: Note) -> Any:
+    if not isinstance(note, tuple):
+        return note
+    kind, *parts = note
     if isinstance(kind, torch.dtype):
         shape, strides, device, requires_grad = parts
         return {
-            "shape": list(shape),
+            "shape": shape,
             "stride": strides,
             "dtype": str(kind).partition(".")[2],
             "device": str(device),
