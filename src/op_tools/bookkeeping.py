@@ -47,7 +47,10 @@ def _replace_all(mode_class: type) -> None:
         for kind in [kind for kind in vars(module).values() if inspect.isclass(kind)]:
             init_group = kind.__dict__.get("_init_group")
             if inspect.isfunction(init_group) and kind.__module__ == module.__name__:
-                _replace(kind, "_init_group", _without_mode(init_group, mode_class, _has_its_state))
+                # SGD's only reads; others make their state with functions of torch
+                makes_state = "torch" in init_group.__code__.co_names
+                condition = _has_its_state if makes_state else _always
+                _replace(kind, "_init_group", _without_mode(init_group, mode_class, condition))
     zero_grad = torch.optim.Optimizer.zero_grad
     _replace(torch.optim.Optimizer, "zero_grad", _without_mode(zero_grad, mode_class, _only_forgets))
 
