@@ -11,13 +11,15 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Callable
+from types import ModuleType
+from typing import Any, Callable
 
 os.environ["DITORCH_DISABLE_MOCK"] = "1"
 
 from ditorch import backends, settings
 from ditorch.redirect import cuda
 from ditorch.sim.faults.kinds import KINDS
+from op_tools import settings as tool_settings
 
 FOLDER = Path(__file__).parent
 
@@ -27,15 +29,19 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-def settings_table() -> str:
-    def default(setting: settings.Setting[object]) -> str:
+def settings_table(of: ModuleType) -> str:
+    def default(setting: Any) -> str:
         if setting is settings.CACHE:
             return "`~/.cache/ditorch`"
-        return f"`{int(setting.default)}`" if isinstance(setting.default, (bool, int)) and setting.default else "–"
+        if isinstance(setting.default, int) and setting.default >= 2**20:
+            return f"`{setting.default / 2**30:g}GiB`" if setting.default % 2**20 == 0 else f"`{setting.default}`"
+        if isinstance(setting.default, bool):
+            return f"`{int(setting.default)}`" if setting.default else "–"
+        return f"`{setting.default}`" if setting.default else "–"
 
     return table(
         ("variable", "default", "meaning"),
-        ((f"`{setting.name}`", default(setting), setting.help) for setting in settings.ALL),
+        ((f"`{setting.name}`", default(setting), setting.help) for setting in of.ALL),
     )
 
 
@@ -53,7 +59,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "backends": backends.table,
     "cuda": cuda.table,
     "faults": faults_table,
-    "settings": settings_table,
+    "settings": lambda: settings_table(settings),
+    "tool_settings": lambda: settings_table(tool_settings),
 }
 
 

@@ -47,8 +47,9 @@ def torch_op(name: str, trusted: tuple[str, ...] = ()) -> Any:
     function = None
     if name not in _REACHES_FILES and not is_no_op(name):
         function = _torchs_own().get(name) or _registered(name)
-        if function is None and name.startswith("torch._foreach_") and name.count(".") == 1:
-            function = getattr(torch, name.partition(".")[2], None)
+        if function is None and name.startswith("torch.") and name.count(".") == 1:
+            # factories and the ops of optimizers: torch.full, torch._foreach_add_
+            function = getattr(torch._C._VariableFunctions, name.partition(".")[2], None)
     if function is None:
         raise UnknownOpError(
             f"{name!r} is no op of torch, so a file may not name it. If it is one of your own, say so: --trust "
@@ -72,7 +73,7 @@ def _registered(name: str) -> Any:
         return None
     has_kernel = getattr(torch._C, "_dispatch_has_kernel", lambda _: True)
     packet = getattr(getattr(torch.ops, namespace), packet_name, None)
-    if packet is None or not any(has_kernel(getattr(packet, each)._schema.name) for each in packet.overloads()):
+    if packet is None or not any(has_kernel(getattr(packet, each).name()) for each in packet.overloads()):
         return None
     return getattr(packet, overload, None) if overload else packet
 

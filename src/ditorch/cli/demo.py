@@ -1,6 +1,9 @@
-"""`ditorch demo`: a training run goes wrong because of one kernel, and the loss shows that it does, but not why."""
+"""`ditorch demo`: a training run goes wrong because of one kernel. The loss shows that it does, OpAutoCompare why."""
 
 from __future__ import annotations
+
+import tempfile
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -13,6 +16,7 @@ from ditorch.sim import faults
 
 _FAULT = "aten.native_layer_norm_backward: tail=0.5"
 _ROWS = 7  # of the table of losses
+_FOUND = 2  # places in the program that are named
 
 
 @click.command()
@@ -42,6 +46,7 @@ def demo(fault: str, steps: int) -> None:
     console.print()
     console.print(_losses(reference, healthy, broken))
     _summary(console, reference, healthy, broken, injection)
+    _name_the_op(console, fault, backend.device_type)
 
 
 def _follow(progress: Progress, run: Run, device: str, steps: int) -> None:
@@ -85,6 +90,31 @@ def _summary(console: Console, reference: Run, healthy: Run, broken: Run, inject
         )
     for fault, calls in injection.struck.items():
         say(f"What was broken, in {calls} calls: {fault}")
+
+
+def _name_the_op(console: Console, fault: str, device: str) -> None:
+    """One more step of the broken run, under OpAutoCompare."""
+    import op_tools
+
+    with tempfile.TemporaryDirectory() as folder, faults.inject(fault, device):
+        compare = op_tools.OpAutoCompare(verbose=0, out=folder)
+        try:
+            with compare:
+                list(train(device, 2))
+        except Exception as error:  # noqa: BLE001 (whatever the kernel raised: there is nothing to compare then)
+            console.print(f"OpAutoCompare: the step failed with {type(error).__name__}.", highlight=False)
+            return
+    console.print("\nTwo steps with op_tools.OpAutoCompare, which knows nothing of the fault:", highlight=False)
+    for found in compare.summary.ranked()[:_FOUND]:
+        place = found.where.replace(str(Path(ditorch.__file__).parent.parent), "…")
+        for text in (
+            f"{found.name} {found.what}, {found.calls} calls",
+            f"  in {found.module}: {place}",
+            f"  {found.reason}",
+        ):
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
+    if not compare.summary.ranked():
+        console.print("nothing wrong was found.", highlight=False)
 
 
 def _distance(reference: Run, other: Run) -> float:

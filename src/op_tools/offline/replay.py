@@ -13,46 +13,45 @@ import torch
 from torch import Tensor
 
 from op_tools import store, trees
+from op_tools.encoding import ForeignDevice, Unstorable
 from op_tools.errors import CaptureError
 from op_tools.lookup import torch_op
 from op_tools.where import RecordedWhere, Where, pretended
 
 
 @dataclass
-class Capture:
-    """One captured call, as it lies on disk: on the CPU, whatever device it was captured on."""
+class Replayable:
+    """One captured call that can be run again: on the CPU, whatever device it was captured on."""
 
-    folder: Path
     name: str
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    grad_outputs: list[Tensor | None] | None
+    grad_outputs: tuple[Tensor | None, ...]
     where: Where
 
 
-def load(folder: Path, trusted: tuple[str, ...] = ()) -> Capture:
+def load(folder: Path, trusted: tuple[str, ...] = ()) -> Replayable:
     """Reads one capture. A damaged or incomplete one is a CaptureError that names it."""
-    part = store.load_part(folder / "input.pth")
-    gradients = None
-    if (folder / "grad_outputs.pth").exists():
-        gradients = list(store.load_part(folder / "grad_outputs.pth")["args"])
-    name = part["name"]
-    if not isinstance(name, str) or not isinstance(part["args"], tuple) or not isinstance(part["kwargs"], dict):
-        raise CaptureError(f"{folder / 'input.pth'} is no capture of a call: its name or arguments are of another kind")
-    return Capture(folder, name, torch_op(name, trusted), part["args"], part["kwargs"], gradients, _place(folder))
+    capture = store.load(folder)
+    given = capture.input
+    for _, value in trees.arguments(given.args, given.kwargs):
+        if isinstance(value, Unstorable):
+            raise CaptureError(f"{folder} cannot be run again: its argument {value} could not be stored")
+    gradients = () if capture.grad_outputs is None else capture.grad_outputs.args
+    return Replayable(given.name, torch_op(given.name, trusted), given.args, given.kwargs, gradients, _place(folder))
 
 
 def _place(folder: Path) -> Where:
     """The source line and module that the capture was made at; for reading only, so a missing one is no error."""
     try:
         noted = json.loads((folder / "input.pth.json").read_text(encoding="utf-8"))
-        return RecordedWhere(str(noted.get("where") or folder), str(noted.get("module") or ""))
+        return RecordedWhere(str(noted.get("source") or folder), str(noted.get("module") or ""))
     except (OSError, ValueError, AttributeError):
         return RecordedWhere(str(folder), "")
 
 
-def run(capture: Capture, device: torch.device, forward_only: bool) -> None:
+def run(capture: Replayable, device: torch.device, forward_only: bool) -> None:
     """Runs the call once on the device. The tools that are on see the call itself, and nothing of its preparation."""
     with _unseen():
         args, kwargs = _fresh_arguments(capture, device)
@@ -68,7 +67,7 @@ def _unseen() -> Iterator[None]:
         yield
 
 
-def _fresh_arguments(capture: Capture, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _fresh_arguments(capture: Replayable, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments on the device; those that overlap in memory do so there, too."""
     together: dict[int, list[Tensor]] = {}
     for tensor in trees.tensors((capture.args, capture.kwargs)):
@@ -90,21 +89,36 @@ def _moved_together(sharing: list[Tensor], device: torch.device) -> dict[int, Te
     if len({tensor.dtype for tensor in sharing}) > 1:
         return {id(tensor): tensor.detach().to(device).requires_grad_(tensor.requires_grad) for tensor in sharing}
     first = sharing[0].detach()
+    alone = first.to(device, copy=True)
+    if alone.stride() == first.stride() and len({_place_in_memory(tensor) for tensor in sharing}) == 1:
+        # no view: autograd treats in-place ops on views in a way of its own
+        alone = alone.requires_grad_().clone() if sharing[0].requires_grad else alone
+        return {id(tensor): alone for tensor in sharing}
     size = first.untyped_storage().nbytes() // first.element_size()
     base = first.as_strided((size,), (1,), 0).to(device, copy=True)
     if any(tensor.requires_grad for tensor in sharing):
         base = base.requires_grad_().clone()
-    moved = {}
+    moved: dict[int, Tensor] = {}
+    same: dict[Any, Tensor] = {}  # one tensor that was given twice is one again
     for tensor in sharing:
-        source = base if tensor.requires_grad else base.detach()
-        moved[id(tensor)] = source.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        place = _place_in_memory(tensor)
+        if place not in same:
+            source = base if tensor.requires_grad else base.detach()
+            same[place] = source.as_strided(*place[:3])
+        moved[id(tensor)] = same[place]
     return moved
+
+
+def _place_in_memory(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int, bool]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad
 
 
 def _redirected(value: Any, device: torch.device) -> Any:
     """A device among the arguments is the one of the machine that captured; here it is this machine's."""
     if isinstance(value, torch.device):
         return value if value.type == "cpu" else device
+    if isinstance(value, ForeignDevice):
+        return device
     if isinstance(value, dict):
         return {key: device if _names_device(key, part) else _redirected(part, device) for key, part in value.items()}
     if type(value) in (list, tuple):
@@ -116,22 +130,20 @@ def _names_device(key: str, value: Any) -> bool:
     return key == "device" and isinstance(value, str) and not value.startswith("cpu")
 
 
-def _run_backward(capture: Capture, result: Any, device: torch.device) -> None:
+def _run_backward(capture: Replayable, result: Any, device: torch.device) -> None:
     with _unseen():
         outputs = list(trees.tensors(result))
-        given: list[Any] = capture.grad_outputs or [None] * len(outputs)
+        given = capture.grad_outputs or tuple(_random_gradient(output) for output in outputs)
         pairs = [
-            (output, _gradient(output, gradient, device))
+            (output, gradient.to(device))
             for output, gradient in zip(outputs, given)
-            if output.requires_grad and output.grad_fn is not None
+            if gradient is not None and output.requires_grad and output.grad_fn is not None
         ]
     if pairs:
         torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def _gradient(output: Tensor, captured: Tensor | None, device: torch.device) -> Tensor:
-    """What flowed in at this output; where backward was not captured, random numbers, the same each time."""
-    if captured is not None and captured.shape == output.shape:
-        return captured.to(device)
+def _random_gradient(output: Tensor) -> Tensor:
+    """Where backward was not captured; the same each time."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(output.shape, generator=generator).to(device=device, dtype=output.dtype)
+    return torch.randn(output.shape, generator=generator).to(output.dtype)
