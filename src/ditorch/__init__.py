@@ -10,6 +10,7 @@ with CUDA nothing is changed.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -79,10 +80,19 @@ def _say(text: str) -> None:
 
 def _is_own_command() -> bool:
     """Whether this process is `ditorch …` or `python -m ditorch …`: the command then installs, and reports errors."""
-    started_with = getattr(sys, "orig_argv", sys.argv)  # Python 3.10 and newer
+    started_with = _original_arguments()
     return os.path.basename(sys.argv[0]) == "ditorch" or ["-m", "ditorch"] in (
         started_with[i : i + 2] for i in range(len(started_with))
     )
+
+
+def _original_arguments() -> list[str]:
+    """The command line as Python got it, with its own options."""
+    if sys.version_info >= (3, 10):
+        return sys.orig_argv
+    count, arguments = ctypes.c_int(), ctypes.POINTER(ctypes.c_wchar_p)()
+    ctypes.pythonapi.Py_GetArgcArgv(ctypes.byref(count), ctypes.byref(arguments))
+    return [str(arguments[i]) for i in range(count.value)]
 
 
 if not (_is_own_command() or DISABLE_MOCK.get()):

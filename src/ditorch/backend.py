@@ -32,7 +32,6 @@ class Backend:
     lacks_reductions: tuple[str, ...] = ()  # what NCCL can and its collectives cannot, everywhere: "AVG"
     migrations: tuple[str, ...] = ()  # the vendor's own modules that turn "cuda" into the chip when imported
     migration_switch: str | None = None  # the setting that makes the vendor's package do so: "TORCH_TRANSFER_TO_NPU=1"
-    rewrites_cuda: bool = False  # its package turns "cuda" into the chip whenever it is imported
     quirks: tuple[str, ...] = ()  # what else surprises people on this chip; `ditorch doctor` says it
 
     @property
@@ -61,6 +60,14 @@ class Backend:
         self._mirror_visible_devices()
         if self.module:
             importlib.import_module(self.module)
+        if not hasattr(torch, self.device_type):
+            self._migrate()
+
+    def _migrate(self) -> None:
+        """The vendor's own way from "cuda" to the chip, where its package alone brings no device to PyTorch."""
+        migration = next(filter(_is_installed, self.migrations), None)
+        if migration:
+            importlib.import_module(migration)
 
     def _mirror_visible_devices(self) -> None:
         """A program started with CUDA_VISIBLE_DEVICES means the chip's devices; the chip looks when it is imported."""
@@ -90,7 +97,7 @@ class Backend:
             if module in sys.modules:
                 return module
         imported = self.module in sys.modules
-        if self.rewrites_cuda and imported:
+        if imported and self._has_rewritten_cuda():
             return self.module
         # The package reads its switch when it is imported; after that, the modules above tell the truth, and a
         # release that does not know the switch has not obeyed it.
@@ -99,6 +106,14 @@ class Backend:
             if os.environ.get(variable) == value:
                 return self.migration_switch
         return None
+
+    def _has_rewritten_cuda(self) -> bool:
+        """Whether torch.cuda, or what it answers with, is the vendor's: by a migration that nobody told us of."""
+        if self.module is None:
+            return False
+        package = self.module.partition(".")[0]
+        owners = (torch.cuda.__name__, getattr(torch.cuda.is_available, "__module__", None) or "")
+        return package in (owner.partition(".")[0] for owner in owners)
 
     def migration_active(self) -> bool:
         """Whether ditorch must leave torch alone, because the vendor's own layer is at work."""

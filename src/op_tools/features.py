@@ -9,22 +9,28 @@ from typing import Any, Callable
 import torch
 from torch.overrides import resolve_name
 
-from op_tools import tools
 from op_tools.errors import UnknownOpError
 from op_tools.intercept import this_threads_session
 from op_tools.lookup import look_up
 from op_tools.names import op_name
 from op_tools.tool import Tool
+from op_tools.tools.autocompare import OpAutoCompare
+from op_tools.tools.capture import OpCapture
+from op_tools.tools.cast import OpDtypeCast
+from op_tools.tools.fallback import OpFallback
+from op_tools.tools.observe import OpObserve
+from op_tools.tools.overflow import OpOverflowCheck
+from op_tools.tools.timing import OpTimeMeasure
 from op_tools.wrap import wrapped_function
 
 FEATURES: dict[str, type[Tool]] = {
-    "fallback": tools.OpFallback,
-    "cast_dtype": tools.OpDtypeCast,
-    "op_capture": tools.OpCapture,
-    "autocompare": tools.OpAutoCompare,
-    "dump_op_args": tools.OpObserve,
-    "measure_op_time": tools.OpTimeMeasure,
-    "overflow_check": tools.OpOverflowCheck,
+    "fallback": OpFallback,
+    "cast_dtype": OpDtypeCast,
+    "op_capture": OpCapture,
+    "autocompare": OpAutoCompare,
+    "dump_op_args": OpObserve,
+    "measure_op_time": OpTimeMeasure,
+    "overflow_check": OpOverflowCheck,
 }
 
 Op = Any  # a full name, or the function itself

@@ -159,7 +159,8 @@ def announce_applied(tool: Tool, name: str) -> None:
 
 
 _UNDECIDED = object()
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", torch._dynamo.is_compiling)
+# what torch.compile knows to be true while it traces
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", None) or torch.compiler.is_compiling
 
 
 class Mode(TorchFunctionMode):

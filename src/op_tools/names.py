@@ -29,7 +29,8 @@ _NO_ARITHMETIC = frozenset(
         torch.is_inference torch.is_neg torch.is_nonzero torch.is_signed torch.is_tensor torch.is_storage torch.numel
         torch.get_device torch.result_type torch.can_cast torch.promote_types torch.broadcast_shapes torch.is_same_size
         torch.is_vulkan_available torch.get_default_dtype torch.typename torch._C._set_grad_enabled
-        torch._C._get_tracing_state torch.set_default_device torch.get_default_device""",
+        torch._C._get_tracing_state torch._has_compatible_shallow_copy_type torch.set_default_device
+        torch.get_default_device""",
     )
 )
 # `torch.Tensor.shape.__get__`, `torch.Tensor.grad.__set__`; profiler marks; functions that torch keeps to itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -12,9 +13,19 @@ def timestamp() -> str:
     return time.strftime("%Y-%m-%d-%H-%M-%S")
 
 
+def capture_root(out: Path) -> Path:
+    """The folder of all captured calls."""
+    return out / "op_capture_results"
+
+
 def capture_folder(out: Path, op: str, forward_id: int, when: str) -> Path:
     """The folder of one captured call."""
-    return out / "op_capture_results" / _as_file_name(op) / str(os.getpid()) / str(forward_id) / when
+    return capture_root(out) / _as_file_name(op) / str(os.getpid()) / str(forward_id) / when
+
+
+def capture_statistics(out: Path) -> Path:
+    """A file with statistics of tensors."""
+    return _not_taken(capture_root(out) / f"op_capture_statistics_pid{os.getpid()}_{timestamp()}.pack")
 
 
 def autocompare_folder(out: Path, op: str, forward_id: int, when: str) -> Path:
@@ -25,12 +36,27 @@ def autocompare_folder(out: Path, op: str, forward_id: int, when: str) -> Path:
 
 def autocompare_csv(out: Path) -> Path:
     """A table of comparisons."""
-    return out / "op_autocompare_result" / f"op_autocompare_info_pid{os.getpid()}_{timestamp()}.csv"
+    return _not_taken(out / "op_autocompare_result" / f"op_autocompare_info_pid{os.getpid()}_{timestamp()}.csv")
 
 
 def time_measure_csv(out: Path) -> Path:
     """A table of times; the spelling is the one that scripts in the field look for."""
-    return out / "op_time_measure_result" / f"op_elasped_info_pid{os.getpid()}_{timestamp()}.csv"
+    return _not_taken(out / "op_time_measure_result" / f"op_elasped_info_pid{os.getpid()}_{timestamp()}.csv")
+
+
+_taken: set[Path] = set()
+_lock = threading.Lock()
+
+
+def _not_taken(path: Path) -> Path:
+    """Two tables of one process may begin within a second; the process is in the name, so no other can take it."""
+    with _lock:
+        unused, number = path, 1
+        while unused in _taken:
+            number += 1
+            unused = path.with_name(f"{path.stem}_{number}{path.suffix}")
+        _taken.add(unused)
+        return unused
 
 
 def _as_file_name(op: str) -> str:

@@ -6,10 +6,17 @@ import csv
 import io
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from op_tools import messages
+
+
+@lru_cache(maxsize=10_000)
+def cell(text: str) -> str:
+    """As it stands in the file; the same few texts come again and again."""
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
 
 
 class CsvFile:
@@ -22,12 +29,13 @@ class CsvFile:
         self.path = path
         self._columns = columns
         self._most = most
-        self._rows: list[Sequence[Any]] = []
+        self._rows: list[Sequence[Any] | str] = []
         self._lock = threading.Lock()
         self._begun = False
         self._broken = False
 
-    def add(self, row: Sequence[Any]) -> None:
+    def add(self, row: Sequence[Any] | str) -> None:
+        """A row, or the line that is to stand in the file: cells made by `cell`, with commas between."""
         with self._lock:
             self._rows.append(row)
             if len(self._rows) >= self._most:
@@ -50,7 +58,11 @@ class CsvFile:
         writer = csv.writer(text)
         if not self._begun:
             writer.writerow(self._columns)
-        writer.writerows(rows)
+        for row in rows:
+            if isinstance(row, str):
+                text.write(row + "\r\n")
+            else:
+                writer.writerow(row)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a", encoding="utf-8", newline="") as file:

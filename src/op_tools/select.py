@@ -27,6 +27,10 @@ class Selection:
         """True where the list itself means this op, not only because there is no list."""
         return self._only is not None and name in self
 
+    def spells_out(self, name: str) -> bool:
+        """True where the list holds this very name, not only a pattern that matches it."""
+        return self.names(name) and self._only is not None and self._only.holds(name)
+
     def unmatched(self) -> list[str]:
         """Entries of the list that no op had until now: misspelt, or never called."""
         return [] if self._only is None else self._only.unmatched()
@@ -51,6 +55,9 @@ class _Names:
         matching = [entry for entry, pattern in self._patterns.items() if entry == name or pattern.fullmatch(name)]
         self._matched.update(matching)
         return bool(matching)
+
+    def holds(self, name: str) -> bool:
+        return name in self._patterns
 
     def unmatched(self) -> list[str]:
         return [entry for entry in self._patterns if entry not in self._matched]

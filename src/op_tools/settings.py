@@ -69,6 +69,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _not_negative(text: str) -> int:
+    if not text.isdigit():
+        raise ValueError("it must be a whole number, 0 or above")
+    return int(text)
+
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -141,6 +147,39 @@ OVERFLOW_ACTION = Setting(
     _one_of("continue", "stop", "dump"),
     "what OpOverflowCheck does beside reporting: continue; stop: raise; dump: save the op's inputs",
 )
+TRACE_EVENTS = Setting(
+    "OP_TIME_MEASURE_TRACE_EVENTS",
+    1_000_000,
+    _not_negative,
+    "how many events OpTimeMeasure writes into its trace file, about 170 bytes each; 0: no such file",
+)
+
+AUTOCOMPARE_REFERENCE = Setting(
+    "OP_AUTOCOMPARE_REFERENCE",
+    "cpu",
+    _one_of("cpu", "device", "device,cpu"),
+    "what OpAutoCompare compares with: cpu; device: the same device in higher precision, fast, but blind to a fault that "
+    "both share; device,cpu: the CPU confirms what the device finds",
+)
+AUTOCOMPARE_ONCE = Setting(
+    "OP_AUTOCOMPARE_ONCE",
+    False,
+    _switch,
+    "1: OpAutoCompare looks once at each distinct call: op, shapes, dtypes, strides and source line",
+)
+AUTOCOMPARE_EVERY = Setting("OP_AUTOCOMPARE_EVERY", 1, _positive, "OpAutoCompare looks at every N-th training step only")
+AUTOCOMPARE_WORKER = Setting(
+    "OP_AUTOCOMPARE_WORKER", 0, _not_negative, "how many processes compare for OpAutoCompare while training goes on"
+)
+AUTOCOMPARE_MEMORY = Setting(
+    "OP_AUTOCOMPARE_MEMORY",
+    4 * 2**30,
+    _bytes,
+    "host memory for calls that wait for their gradients or for a worker process; beyond it, gradients are not compared",
+)
+AUTOCOMPARE_FAIL = Setting(
+    "OP_AUTOCOMPARE_FAIL", False, _switch, "1: OpAutoCompare raises at stop if something is wrong, for CI"
+)
 
 ALL: tuple[Setting[Any], ...] = (
     VERBOSE,
@@ -153,4 +192,11 @@ ALL: tuple[Setting[Any], ...] = (
     CAPTURE_MEMORY,
     FALLBACK_AUTO,
     OVERFLOW_ACTION,
+    TRACE_EVENTS,
+    AUTOCOMPARE_REFERENCE,
+    AUTOCOMPARE_ONCE,
+    AUTOCOMPARE_EVERY,
+    AUTOCOMPARE_WORKER,
+    AUTOCOMPARE_MEMORY,
+    AUTOCOMPARE_FAIL,
 )

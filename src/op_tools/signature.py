@@ -17,7 +17,7 @@ from torch.nn import Parameter
 Note = Any  # hashable: a plain value, or a tuple whose first part says what it is
 _LIST, _DICT, _SLICE = "[", "{", ":"
 _NOTHING_NAMED = ("kwargs", (_DICT,))
-_LONGEST_LIST = 4  # of tensors; an optimizer's call has hundreds
+_LONGEST_LIST = 2  # of tensors; an optimizer's call has hundreds
 _LONGEST_LIST_OF_VALUES = 64
 _LONGEST_TEXT = 60
 _MOST_TEXTS = 10_000
@@ -27,12 +27,12 @@ _texts: dict[Note, str] = {}
 def of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The arguments of a call; long lists are shortened."""
     named = ("kwargs", _noted(kwargs)) if kwargs else _NOTHING_NAMED
-    return _in_words((_DICT, ("args", (_LIST, *map(_noted_shortly, args))), named))
+    return _in_words((_DICT, ("args", (_LIST, *map(_noted_briefly, args))), named))
 
 
 def of(value: Any) -> str:
     """One value, or a list of them; a long one is shortened."""
-    return _in_words(_noted_shortly(value))
+    return _in_words(_noted_briefly(value))
 
 
 def key_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Note:
@@ -40,11 +40,17 @@ def key_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Note:
     return (*map(_noted, args), _noted(kwargs))
 
 
-def _noted_shortly(value: Any) -> Note:
-    if isinstance(value, (list, tuple)) and len(value) > _LONGEST_LIST:
-        most = _LONGEST_LIST if isinstance(value[0], Tensor) else _LONGEST_LIST_OF_VALUES
-        if len(value) > most:
-            return (_LIST, *map(_noted, value[:most]), f"… {len(value)} in all")
+def _noted_briefly(value: Any) -> Note:
+    kind = type(value)
+    if kind is Tensor or kind is Parameter:
+        try:
+            return (value.dtype, value.shape, value.stride())
+        except RuntimeError:
+            return _noted_tensor(value)[:3]
+    if isinstance(value, (list, tuple)):
+        longest = _LONGEST_LIST if value and isinstance(value[0], Tensor) else _LONGEST_LIST_OF_VALUES
+        parts = map(_noted_briefly, value[:longest])
+        return (_LIST, *parts) if len(value) <= longest else (_LIST, *parts, f"… {len(value)} in all")
     return _noted(value)
 
 
@@ -61,7 +67,7 @@ def _noted(value: Any) -> Note:
     return _noted_rarely(value)
 
 
-def _noted_tensor(tensor: Tensor) -> Note:
+def _noted_tensor(tensor: Tensor) -> tuple[Any, ...]:
     try:
         return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad)
     except RuntimeError:  # a compressed sparse tensor has no strides, a nested one no shape either
@@ -94,14 +100,9 @@ def _as_json(note: Note) -> Any:
         return note
     kind, *parts = note
     if isinstance(kind, torch.dtype):
-        shape, strides, device, requires_grad = parts
-        return {
-            "shape": shape,
-            "stride": strides,
-            "dtype": str(kind).partition(".")[2],
-            "device": str(device),
-            "requires_grad": requires_grad,
-        }
+        shape, strides, *more = parts
+        words = {"shape": shape, "stride": strides, "dtype": str(kind).partition(".")[2]}
+        return {**words, "device": str(more[0]), "requires_grad": more[1]} if more else words
     if kind == _LIST:
         return [_as_json(part) for part in parts]
     if kind == _DICT:

@@ -2,41 +2,224 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from op_tools import trees
+from op_tools import encoding, trees
+from op_tools.host_memory import ALIGNMENT, HostMemory, Lease
+from op_tools.marks import Marker, marker_of
+
+# A view with gaps is copied with what lies between, so that its strides stay what they are, up to so many times its
+# own size; a column of a huge matrix is not worth the matrix.
+_LARGEST_GAPS = 4
+_SMALL = 2**20  # bytes for which gaps do not matter
 
 
 def host_copy(value: Any) -> Any:
-    """The same nested structure with every tensor copied to the CPU; dtype, strides and requires_grad are kept."""
-    return trees.map_tensors(_copy, value)
+    """The same nested structure with every tensor copied to the CPU; dtype, strides and requires_grad are kept.
+
+    Tensors that overlap in memory do so in the copy, too.
+    """
+    copies: dict[int, Tensor] = {}
+    plain: list[Tensor] = []
+    with torch.no_grad():
+        for tensor in trees.tensors(value):
+            if _is_plain(tensor):
+                plain.append(tensor)
+            else:
+                copies[id(tensor)] = _unusual_copy(tensor)
+        for stretch in _stretches(plain):
+            memory = torch.empty(stretch.length, dtype=stretch.source.dtype, device="cpu")
+            memory.copy_(stretch.flat())
+            for index, offset, stride in stretch.views:
+                tensor = plain[index]
+                # not a view: one that was made without gradients could not be changed in place with them
+                copy = torch.empty(0, dtype=memory.dtype, device="cpu")
+                copy.set_(memory.untyped_storage(), offset, tensor.shape, stride)
+                copies[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+    return trees.map_tensors(lambda tensor: copies[id(tensor)], value)
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    source = tensor.detach()
-    if source.layout != torch.strided:
-        copy = source.to("cpu", copy=True)
-    elif _is_dense(source):
-        copy = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="cpu")
-        copy.copy_(source)
+# ---- copies for the writer -----------------------------------------------------------------------------------------
+
+
+class HostStorage:
+    """Bytes of one or several tensors."""
+
+    __slots__ = ("data", "dtype", "length")
+
+    def __init__(self, dtype: torch.dtype, length: int, data: memoryview) -> None:
+        self.dtype = dtype
+        self.length = length  # in elements
+        self.data = data
+
+
+class HostTensor:
+    """What a tensor was like, and where its bytes are now."""
+
+    __slots__ = ("device", "dtype", "offset", "requires_grad", "shape", "storage", "stored_stride", "stride")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype = tensor.dtype
+        self.device = tensor.device
+        self.shape = tuple(tensor.shape)
+        self.stride = self.stored_stride = tensor.stride()
+        self.requires_grad = tensor.requires_grad
+        self.offset = 0
+        self.storage: HostStorage | None = None
+
+    def __str__(self) -> str:
+        return f"<tensor {self.shape}>"
+
+
+class Taken:
+    """Arguments, encoded, with HostTensors in place of the tensors. Their bytes are there after `wait`."""
+
+    __slots__ = ("_lease", "_marks", "value")
+
+    def __init__(self, value: Any, lease: Lease | None, marks: list[tuple[Marker, Any]]) -> None:
+        self.value = value
+        self._lease = lease
+        self._marks = marks
+
+    def wait(self) -> None:
+        """Returns when the device has copied everything."""
+        while self._marks:
+            marker, mark = self._marks.pop()
+            marker.wait(mark)
+
+
+def take(value: Any, memory: HostMemory) -> Taken:
+    """A copy of nested arguments as they are now.
+
+    The device copies in the order of its queue, before anything that the program asks of it next: so the tensors are
+    those of this moment, and their memory may be used again right away. Nobody waits for the copy but the writer.
+    """
+    tensors: list[Tensor] = []
+    hosts: list[HostTensor] = []
+
+    def note(tensor: Tensor) -> Any:
+        if not _is_plain(tensor):
+            return _unusual_copy(tensor)
+        host = HostTensor(tensor)
+        tensors.append(tensor)
+        hosts.append(host)
+        return host
+
+    with torch.no_grad():
+        encoded = encoding.encode(value, note)
+        if not tensors:
+            return Taken(encoded, None, [])
+        stretches = list(_stretches(tensors))
+        length = sum(stretch.bytes for stretch in stretches)
+        lease = memory.lease(length, any(not tensor.is_cpu for tensor in tensors))
+        return Taken(encoded, lease, _copy(stretches, lease, hosts))
+
+
+def _copy(stretches: list[_Stretch], lease: Lease, hosts: list[HostTensor]) -> list[tuple[Marker, Any]]:
+    markers: dict[torch.device, Marker | None] = {}
+    start = 0
+    for stretch in stretches:
+        source = stretch.source
+        end = start + stretch.length * source.element_size()
+        storage = HostStorage(source.dtype, stretch.length, lease.data[start:end])
+        if stretch.length:
+            device = source.device
+            if device not in markers:
+                markers[device] = marker_of(device) if lease.is_pinned else None
+            target = lease.bytes[start:end].view(source.dtype)
+            target.copy_(stretch.flat(), non_blocking=markers[device] is not None)
+        for index, offset, stride in stretch.views:
+            host = hosts[index]
+            host.storage, host.offset, host.stored_stride = storage, offset, stride
+        start += stretch.bytes
+    return [(marker, marker.set()) for marker in markers.values() if marker is not None]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def _unusual_copy(tensor: Tensor) -> Tensor:
+    """Sparse, quantized …"""
+    return tensor.detach().to("cpu", copy=True).requires_grad_(tensor.requires_grad)
+
+
+# ---- which memory tensors lie in -----------------------------------------------------------------------------------
+
+
+class _Stretch:
+    """Memory without gaps that holds one tensor or several: (index, offset in elements, strides) for each."""
+
+    __slots__ = ("bytes", "length", "source", "views")
+
+    def __init__(self, source: Tensor, length: int, views: list[tuple[int, int, tuple[int, ...]]]) -> None:
+        self.source = source  # begins where the stretch does
+        self.length = length
+        self.views = views
+        self.bytes = -(-length * source.element_size() // ALIGNMENT) * ALIGNMENT
+
+    def flat(self) -> Tensor:
+        source = self.source
+        if self.length == source.numel() and source.is_contiguous():
+            return source.view(-1)
+        return source.as_strided((self.length,), (1,), source.storage_offset())
+
+
+class _Range:
+    """Where one tensor lies."""
+
+    __slots__ = ("end", "extent", "index", "start", "tensor")
+
+    def __init__(self, tensor: Tensor, index: int) -> None:
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        extent = tensor.numel()
+        if extent and not tensor.is_contiguous():
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+        self.tensor = tensor
+        self.index = index
+        self.extent = extent
+        self.start = tensor.data_ptr() if extent else 0
+        self.end = self.start + extent * tensor.element_size()
+
+
+def _stretches(tensors: list[Tensor]) -> Iterator[_Stretch]:
+    ranges = [_Range(tensor, index) for index, tensor in enumerate(tensors)]
+    if len(ranges) > 1:
+        ranges.sort(key=lambda one: one.start)
+    group: list[_Range] = []
+    end = 0
+    for range in ranges:
+        if group and (range.start >= end or not _shares_memory(group[0].tensor, range.tensor)):
+            yield from _of_group(group, end)
+            group = []
+        end = max(end, range.end) if group else range.end
+        group.append(range)
+    if group:
+        yield from _of_group(group, end)
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Addresses of different devices may be equal, and tensors of different dtypes cannot share bytes in a file."""
+    return (
+        one.device == other.device
+        and one.dtype == other.dtype
+        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    )
+
+
+def _of_group(group: list[_Range], end: int) -> Iterator[_Stretch]:
+    first = group[0].tensor
+    size = first.element_size()
+    length = (end - group[0].start) // size
+    if length * size > _SMALL and length > _LARGEST_GAPS * sum(range.tensor.numel() for range in group):
+        for range in group:
+            dense = range.tensor.contiguous()
+            yield _Stretch(dense, dense.numel(), [(range.index, 0, dense.stride())])
     else:
-        # overlapping elements (expand) and gaps (slices): the stretch of memory that it lies in
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(source.shape, source.stride()))
-        stretch = source.as_strided((extent,), (1,), source.storage_offset()).to("cpu", copy=True)
-        copy = stretch.as_strided(source.shape, source.stride())
-    return copy.requires_grad_(tensor.requires_grad)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """True where every element has memory of its own and there are no gaps."""
-    if tensor.is_contiguous() or tensor.numel() == 0:
-        return True
-    expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride()) if size > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+        views = [(range.index, (range.start - group[0].start) // size, range.tensor.stride()) for range in group]
+        yield _Stretch(first, length, views)

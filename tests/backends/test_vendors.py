@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from ditorch.backend import Backend
-from ditorch.backends import ACCELERATORS, ASCEND, DIPU, HABANA
+from ditorch.backends import ACCELERATORS, ASCEND, BIREN, DIPU, ENFLAME, HABANA, MTHREADS
 
 # PyTorch has names of its own for the devices of the other two.
 STAND_INS = [
@@ -105,6 +105,60 @@ def test_a_chip_in_the_place_of_cuda_is_found_once(run_python, tmp_path):
         assert ditorch.backend().migration_active()
     """
     run_python(code, PYTHONPATH=str(tmp_path), DITORCH_DISABLE_MOCK="0", DITORCH_BACKEND="", TORCH_TRANSFER_TO_NPU="1")
+
+
+@pytest.mark.parametrize("backend", [pytest.param(backend, id=backend.name) for backend in (ASCEND, MTHREADS, ENFLAME)])
+def test_a_package_that_rewrites_torch_cuda_by_itself_is_left_alone(run_python, tmp_path, backend):
+    """Whatever it is called: no module of ours is named, and no switch."""
+    rewrite = "import torch\ndef is_available(): return True\ntorch.cuda.is_available = is_available\n"
+    write_stand_in(tmp_path, backend.module, backend, rewrite)
+    code = """
+        import sys, torch
+        plain = torch.cuda.synchronize
+        import ditorch
+        assert ditorch.backend().name == sys.argv[1]
+        assert ditorch.backend().migration() == ditorch.backend().module
+        assert torch.cuda.synchronize is plain and ditorch._redirect is None
+    """
+    run_python(code, backend.name, PYTHONPATH=str(tmp_path), DITORCH_DISABLE_MOCK="0", DITORCH_BACKEND="")
+
+
+@pytest.mark.parametrize("backend", [pytest.param(backend, id=backend.name) for backend in (ASCEND, BIREN, ENFLAME)])
+def test_the_vendors_migration_is_used_where_only_it_brings_the_device(run_python, tmp_path, backend):
+    """The package alone has no torch.<device>: its migration starts the device, and answers for torch.cuda."""
+    migration = next(name for name in backend.migrations if name.startswith(backend.module))
+    *folders, file = migration.split(".")
+    folder = tmp_path.joinpath(*folders)
+    folder.mkdir(parents=True)
+    (tmp_path / backend.module / "__init__.py").write_text("__version__ = '9.8.7'\n")
+    (folder / f"{file}.py").write_text(
+        "import torch\nfrom ditorch import sim\n"
+        f"sim.start({backend.device_type!r}, collectives={backend.collectives!r})\n"
+        "torch.cuda.is_available = lambda: True\n"
+    )
+    code = """
+        import sys, torch, ditorch
+        name, device, migration = sys.argv[1:]
+        assert ditorch.backend().name == name
+        assert migration in sys.modules and ditorch.backend().migration() == migration
+        assert torch.ones(2, device=device).sum().item() == 2
+        assert torch.cuda.is_available() and ditorch._redirect is None
+    """
+    arguments = (backend.name, backend.device_type, migration)
+    run_python(code, *arguments, PYTHONPATH=str(tmp_path), DITORCH_DISABLE_MOCK="0", DITORCH_BACKEND="")
+
+
+def test_the_vendors_migration_is_not_used_where_there_is_only_no_device(run_python, tmp_path):
+    no_device = "import torch\ntorch.npu.is_available = lambda: False\n"
+    write_stand_in(tmp_path, "torch_npu", ASCEND, no_device)
+    (tmp_path / "torch_npu/contrib").mkdir()
+    (tmp_path / "torch_npu/contrib/transfer_to_npu.py").write_text("raise SystemExit('it must not be imported')\n")
+    code = """
+        from ditorch.backends import ASCEND
+        assert ASCEND.unavailable() == "torch.npu.is_available() is False"
+        assert ASCEND.migration() is None
+    """
+    run_python(code, PYTHONPATH=str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -91,3 +91,9 @@ def test_a_backend_that_does_not_exist_is_one_message(ditorch_command):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("ditorch: DITORCH_BACKEND=sym: there is no such backend. Did you mean sim?")
     assert done.stderr.count("\n") == 1
+
+
+def test_python_3_9_tells_the_command_line_in_another_way(monkeypatch):
+    expected = sys.orig_argv if sys.version_info >= (3, 10) else ditorch._original_arguments()
+    monkeypatch.setattr(sys, "version_info", (3, 9))
+    assert ditorch._original_arguments() == expected

@@ -32,6 +32,10 @@ class Sample:
         self._device = device
         self._arguments = (args, kwargs)
 
+    def on(self, device: str) -> Sample:
+        """The same call on another device."""
+        return Sample(self.op, device, *self._arguments)
+
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return pytree.tree_map(self._fresh, self._arguments)
 
@@ -41,7 +45,7 @@ class Sample:
                 raise NotImplementedError("only strided tensors")
             # tensor_split wants its indices on the CPU, whatever the device
             stays = self.op.name == "tensor_split" and not value.is_floating_point()
-            moved = value.detach().clone() if stays else value.detach().to(self._device)
+            moved = value.detach().clone() if stays else value.detach().to(self._device, copy=True)
             return moved.requires_grad_(value.requires_grad)
         if isinstance(value, torch.device) or value == "cpu":
             return torch.device(self._device)

@@ -467,6 +467,18 @@ def test_modules_that_need_nvidias_libraries_are_refused(cuda) -> None:
     assert not cuda.is_current_stream_capturing()
 
 
+def test_the_runtime_functions_that_programs_call_succeed(cuda) -> None:
+    runtime = cuda.cudart()
+    cuda.check_error(runtime.cudaProfilerStart())
+    cuda.check_error(runtime.cudaProfilerStop())
+    assert runtime.cudaHostRegister(0, 8, 0) == runtime.cudaHostUnregister(0) == runtime.cudaError.success
+    assert runtime.cudaMemGetInfo(0) == cuda.mem_get_info(0)
+    assert runtime.cudaGetErrorString(runtime.cudaError.success) == "no error"
+    with pytest.raises(BackendError, match=r"torch\.cuda\.cudart\(\)\.cudaMalloc does not exist on sim .*CUDA runtime"):
+        runtime.cudaMalloc(8)
+    assert not hasattr(runtime, "nonsense")
+
+
 def test_check_error_raises_cudas_error(cuda) -> None:
     cuda.check_error(0)
     with pytest.raises(cuda.CudaError, match="2"):
@@ -577,7 +589,7 @@ def test_a_chip_by_another_name_works(run_python) -> None:
         torch.cuda.set_device("cuda:1")
         print(torch.cuda.current_device(), torch.cuda.Stream().device)
         try:
-            torch.cuda.cudart()
+            torch.cuda.current_blas_handle()
         except RuntimeError as error:
             print(error)
         """
@@ -585,7 +597,7 @@ def test_a_chip_by_another_name_works(run_python) -> None:
     assert done.stdout.splitlines() == [
         "npu:0 torch.cuda.FloatTensor Simulated accelerator npu:1",
         "1 npu:1",
-        "torch.cuda.cudart does not exist on ascend (Huawei Ascend): it needs the CUDA runtime library. "
+        "torch.cuda.current_blas_handle does not exist on ascend (Huawei Ascend): it needs a cuBLAS handle. "
         "Leave it out when ditorch.backend().name is 'ascend'.",
     ]
 

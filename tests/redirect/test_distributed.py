@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch
@@ -10,8 +12,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ditorch.backends.sim import SIM
-from ditorch.redirect import Redirect
-from ditorch.redirect.distributed import _emulate_average
+from ditorch.errors import BackendError
+from ditorch.redirect import Redirect, reductions
 from ditorch.redirect.patch import Patches
 
 
@@ -36,6 +38,15 @@ def test_nccl_is_available():
     assert dist.is_nccl_available()
 
 
+@pytest.mark.usefixtures("redirect")
+def test_options_for_nccl_can_be_made_and_groups_of_nccl_cannot():
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = 4
+    assert not isinstance(options, dist.ProcessGroupNCCL)
+    with pytest.raises(BackendError, match=r"ProcessGroupNCCL does not exist on sim .*: it needs NCCL"):
+        dist.ProcessGroupNCCL(None, 0, 1, options)
+
+
 def _worker(rank, store, results):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
@@ -50,7 +61,7 @@ def _worker(rank, store, results):
 
     def average_is_emulated():
         patches = Patches()
-        _emulate_average(patches)
+        reductions.apply(patches, replace(SIM, lacks_reductions=("AVG",)))
         try:
             tensor = value()
             dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
@@ -64,9 +75,43 @@ def _worker(rank, store, results):
             dist.reduce_scatter(part, list(value().chunk(2)), op=dist.ReduceOp.AVG)
             plain = value()
             dist.all_reduce(plain)
-            return [t[0].item() for t in (tensor, later, future, part, plain)] == [1.5, 1.5, 1.5, 1.5, 3.0]
+            together, part_together = value(), torch.empty(2, device="cuda")
+            with dist._coalescing_manager():
+                dist.all_reduce(together, op=dist.ReduceOp.AVG)
+            with dist._coalescing_manager():
+                dist.reduce_scatter_tensor(part_together, value(), op=dist.ReduceOp.AVG)
+            averages = (tensor, later, future, part, together, part_together)
+            return [t[0].item() for t in (*averages, plain)] == [1.5] * len(averages) + [3.0]
         finally:
             patches.undo()
+
+    def averages_of_whole_numbers_are_whole():
+        tensor, later = torch.tensor([rank, -rank, 7], device="cuda"), torch.tensor([5 + rank], device="cuda")
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+        dist.all_reduce(later, op=dist.ReduceOp.AVG, async_op=True).wait()
+        return [*tensor.tolist(), *later.tolist()] == [0, 0, 7, 5]
+
+    def premultiplied_sums_are_emulated():
+        half = torch.distributed._make_nccl_premul_sum(0.5)
+        tensor, later, part, parts = value(), value(), torch.empty(2, device="cuda"), torch.empty(2, device="cuda")
+        whole = value()
+        dist.all_reduce(tensor, op=half)
+        dist.all_reduce(later, half, async_op=True).wait()
+        dist.reduce_scatter_tensor(part, whole, op=half)
+        dist.reduce_scatter(parts, list(whole.chunk(2)), op=half)
+        return whole[0].item() == rank + 1 and [t[0].item() for t in (tensor, later, part, parts)] == [1.5] * 4
+
+    def fully_sharded_with_a_gradient_factor():
+        from torch.distributed import fsdp
+
+        model = torch.nn.Linear(4, 1, bias=False, device="cuda")
+        if hasattr(fsdp, "fully_shard"):  # torch 2.6 and newer
+            fsdp.fully_shard(model)
+        if not hasattr(model, "set_gradient_divide_factor"):  # torch 2.8 and newer
+            return True
+        model.set_gradient_divide_factor(1.0)
+        model(value()).sum().backward()
+        return model.weight.grad.full_tensor()[0].tolist() == [3.0] * 4
 
     def pipeline():
         tensor = value()
@@ -78,6 +123,13 @@ def _worker(rank, store, results):
 
     def subgroup():
         group = dist.new_group([0, 1], backend="nccl")
+        tensor = value()
+        dist.all_reduce(tensor, group=group)
+        return tensor[0].item() == 3
+
+    def options_of_nccl():
+        group = dist.new_group([0, 1], backend="nccl", pg_options=dist.ProcessGroupNCCL.Options())
+        dist.distributed_c10d._set_pg_timeout(timedelta(minutes=1), group)
         tensor = value()
         dist.all_reduce(tensor, group=group)
         return tensor[0].item() == 3
@@ -108,10 +160,41 @@ def _worker(rank, store, results):
         model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
         return torch.allclose(model(data), expected, atol=1e-6)
 
+    def coalesced(device, async_ops):
+        sums, parts = [value(), value() + 1], [torch.zeros(8, device="cuda") for _ in range(2)]
+        for collective in (
+            lambda: [dist.all_reduce(tensor) for tensor in sums],
+            lambda: [dist.all_gather_into_tensor(tensor, value()) for tensor in parts],
+        ):
+            with dist._coalescing_manager(device=device, async_ops=async_ops) as together:
+                collective()
+            if async_ops:
+                together.wait()
+        return [tensor[0].item() for tensor in sums] == [3, 5] and all(tensor[-1].item() == 2 for tensor in parts)
+
+    def coalescing():
+        return all(coalesced(where, later) for where in (None, device) for later in (False, True))
+
+    def coalescing_of_sends_and_receives():
+        received = [torch.zeros(4, device="cuda") for _ in range(2)]
+        for tensor, async_ops in zip(received, (False, True)):
+            with dist._coalescing_manager(device=device, async_ops=async_ops) as together:
+                dist.isend(value(), 1 - rank)
+                dist.irecv(tensor, 1 - rank)
+            if async_ops:
+                together.wait()
+        return all(tensor[0].item() == 2 - rank for tensor in received)
+
     checks = (
         average_is_emulated,
+        averages_of_whole_numbers_are_whole,
+        premultiplied_sums_are_emulated,
+        fully_sharded_with_a_gradient_factor,
+        coalescing,
+        coalescing_of_sends_and_receives,
         pipeline,
         subgroup,
+        options_of_nccl,
         group_of_the_device_alone,
         random_tensors_of_a_mesh,
         tensor_parallel,
@@ -134,5 +217,5 @@ def test_collectives_between_two_processes(tmp_path):
     outcomes = []
     while not results.empty():
         outcomes.append(results.get())
-    assert len(outcomes) == 12
+    assert len(outcomes) == 24
     assert {outcome for _, _, outcome in outcomes} == {"ok"}, outcomes

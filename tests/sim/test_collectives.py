@@ -197,6 +197,60 @@ def do_data_parallel_in_float16(rank, device):
     return model.module.weight.grad.tolist()
 
 
+def do_attention_of_distributed_tensors(rank, device):
+    """Attention over tensors that are split between the processes, forward and backward, against one process' own."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("sim", (SIZE,))
+    torch.manual_seed(0)
+    batch, heads = Shard(0), Shard(1)
+    query, mask = torch.randn(2, 4, 8, 16, device=device), torch.randn(2, 1, 8, 8, device=device)
+    cases = {  # where query, key and value lie, how many heads share a key, and more
+        "heads": (heads, 4, {"is_causal": True}),
+        "batch": (batch, 4, {"is_causal": True}),
+        "whole": (Replicate(), 4, {"is_causal": True}),
+        "heads with a mask": (heads, 4, {"attn_mask": mask}),
+        "batch with a mask": (batch, 4, {"attn_mask": mask}),
+        "heads that share keys": (heads, 2, {"enable_gqa": True}),
+        "heads that share one key": (heads, 1, {"enable_gqa": True}),
+    }
+    differences, split = {}, {}
+    for name, (place, keys, options) in cases.items():
+        whole = [query, torch.randn(2, keys, 8, 16, device=device), torch.randn(2, keys, 8, 16, device=device)]
+        parts = [distribute_tensor(tensor, mesh, [place]) for tensor in whole]
+        whole_results = attention_and_gradients(whole, options)
+        if "attn_mask" in options:
+            options = {"attn_mask": distribute_tensor(mask, mesh, [Replicate()])}
+        results = attention_and_gradients(parts, options)
+        split[name] = [str(tensor.placements[0]) for tensor in results]
+        differences[name] = max(
+            (part.full_tensor() - one).abs().max().item() for part, one in zip(results, whole_results)
+        )
+    return differences, split
+
+
+def attention_and_gradients(tensors, options):
+    inputs = [tensor.clone().requires_grad_() for tensor in tensors]
+    result = nn.functional.scaled_dot_product_attention(*inputs, **options)
+    result.square().sum().backward()
+    return result.detach(), *(tensor.grad for tensor in inputs)
+
+
+def do_attention_of_a_reshaped_distributed_tensor(rank, device):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def gradient(tensor):
+        tensor.requires_grad_()
+        query = tensor.reshape(2, 4, 8, 16)
+        nn.functional.scaled_dot_product_attention(query, query, query).square().sum().backward()
+        return tensor.grad
+
+    torch.manual_seed(0)
+    values = torch.randn(2, 4 * 8 * 16, device=device)
+    parts = gradient(distribute_tensor(values, dist.init_device_mesh("sim", (SIZE,)), [Shard(1)]))
+    return (parts.full_tensor() - gradient(values.clone())).abs().max().item()
+
+
 # ---- the two processes -------------------------------------------------------------------------------------------
 
 
@@ -292,3 +346,22 @@ def test_data_parallel_training_equals_one_process_on_the_whole_batch(results):
 
 def test_data_parallel_gradients_can_be_compressed(results):
     assert results(do_data_parallel_in_float16) == [[[1.5, 1.5]]] * 2
+
+
+KNOWS_SHAPE_OF_ATTENTION = torch._C._dispatch_has_kernel_for_dispatch_key(
+    "aten::_scaled_dot_product_fused_attention_overrideable", "Meta"
+)
+
+
+@pytest.mark.skipif(not KNOWS_SHAPE_OF_ATTENTION, reason="DTensor of this torch cannot plan with a chip's attention")
+def test_attention_of_distributed_tensors_equals_one_process(results):
+    for differences, split in results(do_attention_of_distributed_tensors):
+        assert {name: value for name, value in differences.items() if not value < 1e-5} == {}
+        # nothing was gathered that need not be
+        assert set(split["heads"]) == set(split["heads with a mask"]) == set(split["heads that share keys"]) == {"S(1)"}
+        assert set(split["batch"]) == set(split["batch with a mask"]) == {"S(0)"}
+
+
+@pytest.mark.skipif(not KNOWS_SHAPE_OF_ATTENTION, reason="DTensor of this torch cannot plan with a chip's attention")
+def test_gradients_of_attention_are_laid_out_like_its_inputs(results):
+    assert max(results(do_attention_of_a_reshaped_distributed_tensor)) < 1e-5

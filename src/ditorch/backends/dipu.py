@@ -21,6 +21,5 @@ DIPU = DIPUBackend(
     device_type="cuda",
     modules=("torch_dipu",),
     collectives="dicl",
-    rewrites_cuda=True,
     quirks=("torch_dipu.vendor_type names the chip below",),
 )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ditorch.backend import Backend
-from ditorch.redirect.imports import after_import
+from ditorch.imports import after_import
 from ditorch.redirect.names import cuda_name, shown
 from ditorch.redirect.patch import Patches
 from ditorch.settings import SHOW_DEVICE_AS_CUDA

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import threading
-from datetime import timedelta
-from typing import Any, Callable
+from types import SimpleNamespace
+from typing import Any, Callable, NoReturn
 
 import torch
 
+from ditorch import sharding
 from ditorch.backend import Backend
+from ditorch.errors import MissingOnBackendError
+from ditorch.redirect import coalescing, reductions
 from ditorch.redirect.names import translated
 from ditorch.redirect.patch import Patches
 
@@ -19,11 +20,10 @@ def apply(patches: Patches, backend: Backend) -> None:
     if not torch.distributed.is_available() or backend.collectives is None:
         return
     _translate_names(patches, backend.device_type, backend.collectives)
-    if "AVG" in backend.lacks_reductions:
-        _emulate_average(patches)
-
-
-# ---- names -------------------------------------------------------------------------------------------------------
+    _stand_in_for_nccl(patches, backend)
+    reductions.apply(patches, backend)
+    coalescing.apply(patches)
+    patches.on_undo(sharding.teach_attention())
 
 
 def _translate_names(patches: Patches, device_type: str, collectives: str) -> None:
@@ -56,75 +56,30 @@ def _translate_names(patches: Patches, device_type: str, collectives: str) -> No
         patches.assign(owner, "is_nccl_available", _true(), "programs ask it before they say nccl")
 
 
-def _true() -> Callable[[], bool]:
-    return lambda: True  # a function of its own each time: torch.compile keeps a table of functions by identity
-
-
-# ---- reductions --------------------------------------------------------------------------------------------------
-
-
-class DividedWork:
-    """A sum under way that becomes an average when it is waited for."""
-
-    def __init__(self, work: Any, result: torch.Tensor, count: int) -> None:
-        self._work = work
-        self._result = result
-        self._count = count
-        self._divided = False
-        self._lock = threading.Lock()
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._work.wait(*([timeout] if timeout else []))
-        self._divide()
-        return True
-
-    def get_future(self) -> Any:
-        def divide(done: Any) -> Any:  # runs where the sum was completed, which must not wait for itself
-            self._divide()
-            return done.value()
-
-        return self._work.get_future().then(divide)
-
-    def _divide(self) -> None:
-        with self._lock:
-            if not self._divided:
-                self._divided = True
-                self._result.div_(self._count)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
-
-
-# Which argument of each collective receives the reduction.
-_RESULTS = {"all_reduce": "tensor", "reduce_scatter_tensor": "output", "reduce_scatter": "output"}
-
-
-def _emulate_average(patches: Patches) -> None:
+def _stand_in_for_nccl(patches: Patches, backend: Backend) -> None:
+    """Whoever believes is_nccl_available() goes on to ask whether a group is NCCL's, or to make options for one."""
     from torch.distributed import distributed_c10d
 
-    for name, result in _RESULTS.items():
-        wrapper = _averaging(getattr(distributed_c10d, name), result)
-        for owner in (torch.distributed, distributed_c10d):
-            patches.assign(owner, name, wrapper, "the accelerator's collectives have no ReduceOp.AVG")
+    if hasattr(distributed_c10d, "ProcessGroupNCCL"):
+        return
+
+    class Options:
+        """Options of NCCL; they can be set and change nothing."""
+
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            self.is_high_priority_stream = is_high_priority_stream
+            self.config = SimpleNamespace()
+
+    def refuse(cls: type, *_: Any, **__: Any) -> NoReturn:
+        raise MissingOnBackendError(
+            f"torch.distributed.ProcessGroupNCCL does not exist on {backend.name} ({backend.title}): it needs NCCL. "
+            "Make groups by torch.distributed.init_process_group and new_group."
+        )
+
+    made = type("ProcessGroupNCCL", (), {"__new__": refuse, "Options": Options})
+    for owner in (torch.distributed, distributed_c10d):
+        patches.assign(owner, "ProcessGroupNCCL", made, "is_nccl_available() says that it is there")
 
 
-def _averaging(original: Callable[..., Any], result: str) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-    operations = torch.distributed.ReduceOp
-
-    @functools.wraps(original)
-    def collective(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        if given.arguments["op"] != operations.AVG:
-            return original(*args, **kwargs)
-        given.arguments["op"] = operations.SUM
-        work = original(*given.args, **given.kwargs)
-        tensor: torch.Tensor = given.arguments[result]
-        count = torch.distributed.get_world_size(given.arguments["group"])
-        if work is not None:
-            return DividedWork(work, tensor, count)
-        tensor.div_(count)
-        return None
-
-    return collective
+def _true() -> Callable[[], bool]:
+    return lambda: True  # a function of its own each time: torch.compile keeps a table of functions by identity

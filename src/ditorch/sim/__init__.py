@@ -92,6 +92,7 @@ def _privateuse1_name() -> str:
 
 def register(library: Path, name: str, collectives: str) -> None:
     """Loads a built library and tells PyTorch all about the device. start() does it, and the probe of a new build."""
+    from ditorch import sharding
     from ditorch.sim import batch_norm, device_module, rnn
 
     SIM_DEVICES.get()  # the C++ side reads it; a malformed value is reported here
@@ -108,6 +109,7 @@ def register(library: Path, name: str, collectives: str) -> None:
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     _register_kernels({**rnn.KERNELS, **batch_norm.KERNELS})
     _register_collectives(name, collectives)
+    sharding.teach_attention()
     atexit.register(_finish_backward_threads)
 
 

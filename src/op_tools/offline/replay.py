@@ -109,7 +109,7 @@ def _moved_together(sharing: list[Tensor], device: torch.device) -> dict[int, Te
     return moved
 
 
-def _place_in_memory(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int, bool]:
+def _place_in_memory(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad
 
 

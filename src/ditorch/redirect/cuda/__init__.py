@@ -21,7 +21,18 @@ import torch
 
 from ditorch.backend import Backend
 from ditorch.errors import MissingOnBackendError
-from ditorch.redirect.cuda import comm, devices, generators, memory, profiling, properties, streams, tensors, tools
+from ditorch.redirect.cuda import (
+    comm,
+    devices,
+    generators,
+    memory,
+    profiling,
+    properties,
+    runtime,
+    streams,
+    tensors,
+    tools,
+)
 from ditorch.redirect.cuda.names import NAMES, table
 from ditorch.redirect.cuda.refusal import refused
 from ditorch.redirect.cuda.target import Target, constant_for_compile
@@ -73,10 +84,12 @@ def _keep_accelerator(patches: Patches) -> None:
 
 def _all_names(target: Target) -> dict[str, Any]:
     """What each name of torch.cuda becomes."""
+    of_memory = memory.names(target)
     made = {
         **devices.names(target),
         **streams.names(target),
-        **memory.names(target),
+        **of_memory,
+        **runtime.names(target, of_memory["mem_get_info"]),
         **generators.names(target),
         **properties.names(target),
         **tensors.names(target),

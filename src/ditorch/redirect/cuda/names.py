@@ -93,6 +93,7 @@ _STUBS = _rows(
     ("is_current_stream_capturing", "False"),
     ("graphs graph_annotations", "the module; graphs themselves are refused"),
     ("nvtx profiler", "the module: marks and ranges go nowhere"),
+    ("cudart", "profiler marks and pinning of host memory succeed and do nothing; the rest is refused"),
 )
 
 _REFUSED = _rows(
@@ -102,7 +103,6 @@ _REFUSED = _rows(
     ("MemPool MemPoolContext use_mem_pool", "memory pools of CUDA's allocator"),
     ("GreenContext", "CUDA's green contexts"),
     ("ExternalStream get_stream_from_external", "streams made outside PyTorch"),
-    ("cudart", "the CUDA runtime library"),
     ("current_blas_handle", "a cuBLAS handle"),
     ("current_solver_handle", "a cuSOLVER handle"),
     ("clock_rate memory_usage power_draw temperature utilization", "NVIDIA's management library"),

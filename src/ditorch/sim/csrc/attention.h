@@ -6,6 +6,8 @@
 #include <ATen/ops/_fused_sdp_choice_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
+#include <ATen/ops/empty_like_ops.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 namespace ditorch_sim {
 
@@ -16,18 +18,42 @@ inline std::optional<Tensor> host_alias_of(const std::optional<Tensor>& tensor) 
   return tensor && tensor->defined() ? std::optional<Tensor>(host_alias(*tensor)) : std::nullopt;
 }
 
-// A tensor that only stands for another (DTensor, or FakeTensor inside torch.compile) has no memory to look at.
-inline bool is_stand_in(const Tensor& tensor) { return tensor.key_set().has(DispatchKey::Python); }
+// Inside torch.compile tensors only stand for others (FakeTensor, FunctionalTensor), and the graph takes kernels that it
+// knows. A DTensor's own tensors come here again.
+inline bool is_traced(const Tensor& tensor) {
+  if (!tensor.key_set().has(DispatchKey::Python)) return false;
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  using Mode = c10::impl::TorchDispatchModeKey;
+  return Modes::get_mode(Mode::FAKE) || Modes::get_mode(Mode::PROXY) || Modes::get_mode(Mode::FUNCTIONAL) ||
+         tensor.storage().device_type() != kSim || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
+// DTensor needs the shapes of a kernel's results before it runs; releases before 2.7 do not know them.
+inline bool can_be_wrapped() {
+  static const bool known = c10::Dispatcher::singleton()
+                                .findSchemaOrThrow("aten::_scaled_dot_product_fused_attention_overrideable", "")
+                                .hasKernelForDispatchKey(DispatchKey::Meta);
+  return known;
+}
+
+// A host tensor of the same shape, without memory: all that the choice looks at.
+inline Tensor shape_on_host(const Tensor& tensor) {
+  static const c10::Storage nothing(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, Device(c10::DeviceType::CPU)));
+  return wrap(nothing, DispatchKey::CPU, tensor);
+}
 
 inline int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                                 double dropout, bool causal, std::optional<double> scale, bool grouped) {
   // A mask that wants a gradient gets none from the flash kernel, and one on the CPU is an error that others report.
-  const bool mask_fits = !mask || !mask->defined() || (on_device(*mask) && !mask->requires_grad());
-  if (!mask_fits || is_stand_in(query) || !on_device(query) || !on_device(key) || !on_device(value) || query.layout() != c10::kStrided)
+  const bool has_mask = mask && mask->defined();
+  const bool mask_fits = !has_mask || (on_device(*mask) && !mask->requires_grad());
+  if (!mask_fits || !on_device(query) || !on_device(key) || !on_device(value) || query.layout() != c10::kStrided ||
+      is_traced(query) || (query.key_set().has(DispatchKey::Python) && !can_be_wrapped()))
     return kMathAttention;
   at::AutoDispatchBelowADInplaceOrView guard;
-  const int64_t choice = at::_ops::_fused_sdp_choice::call(host_alias(query), host_alias(key), host_alias(value),
-                                                           host_alias_of(mask), dropout, causal, scale, grouped);
+  const int64_t choice = at::_ops::_fused_sdp_choice::call(
+      shape_on_host(query), shape_on_host(key), shape_on_host(value),
+      has_mask ? std::optional<Tensor>(shape_on_host(*mask)) : std::nullopt, dropout, causal, scale, grouped);
   return choice == kFlashAttention ? kDeviceAttention : kMathAttention;
 }
 
@@ -42,6 +68,13 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tens
   return {aliases.to_device(output, device), aliases.to_device(logsumexp, device), {}, {}, query.size(2), key.size(2), {}, {}, {}};
 }
 
+// PyTorch expects a gradient of this kernel to be laid out like its input, and lets DTensor plan with it.
+inline Tensor laid_out_like(const Tensor& input, const Tensor& gradient) {
+  if (gradient.strides() == input.strides()) return gradient;
+  const auto result = at::_ops::empty_like::call(input, {}, {}, {}, {}, {});
+  return result.copy_(gradient);
+}
+
 inline std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const Tensor& gradient, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
     std::array<bool, 4>, const Tensor& output, const Tensor& logsumexp, const Tensor&, const Tensor&, c10::SymInt,
@@ -49,11 +82,13 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   at::AutoDispatchBelowADInplaceOrView guard;
   Aliases aliases;
   const auto device = query.device().index();
+  const auto host_query = aliases.to_host(query), host_key = aliases.to_host(key), host_value = aliases.to_host(value);
   auto [for_query, for_key, for_value] = at::_ops::_scaled_dot_product_flash_attention_for_cpu_backward::call(
-      aliases.to_host(gradient), aliases.to_host(query), aliases.to_host(key), aliases.to_host(value),
-      aliases.to_host(output), aliases.to_host(logsumexp), dropout, causal,
-      mask.defined() ? host_alias_of(mask) : std::nullopt, scale);
-  return {aliases.to_device(for_query, device), aliases.to_device(for_key, device), aliases.to_device(for_value, device), {}};
+      aliases.to_host(gradient), host_query, host_key, host_value, aliases.to_host(output), aliases.to_host(logsumexp),
+      dropout, causal, mask.defined() ? host_alias_of(mask) : std::nullopt, scale);
+  return {aliases.to_device(laid_out_like(host_query, for_query), device),
+          aliases.to_device(laid_out_like(host_key, for_key), device),
+          aliases.to_device(laid_out_like(host_value, for_value), device), {}};
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

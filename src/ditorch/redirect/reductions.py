@@ -1,0 +1,119 @@
+"""Reductions that the accelerator's collectives lack are made of sums: ReduceOp.AVG, and NCCL's own PREMUL_SUM."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from datetime import timedelta
+from typing import Any, Callable
+
+import torch
+
+from ditorch.backend import Backend
+from ditorch.redirect.patch import Patches
+
+# The arguments of each collective that hold what is reduced, and that receive the result.
+_ARGUMENTS = {
+    "all_reduce": ("tensor", "tensor"),
+    "reduce_scatter_tensor": ("input", "output"),
+    "reduce_scatter_single": ("input", "output"),  # its new name
+    "reduce_scatter": ("input_list", "output"),
+}
+
+
+def apply(patches: Patches, backend: Backend) -> None:
+    from torch.distributed import distributed_c10d
+
+    averages = "AVG" not in backend.lacks_reductions
+    for name, (source, result) in _ARGUMENTS.items():
+        if not hasattr(distributed_c10d, name):
+            continue
+        wrapper = _summing(getattr(distributed_c10d, name), source, result, averages)
+        for owner in (torch.distributed, distributed_c10d):
+            patches.assign(owner, name, wrapper, "the accelerator's collectives cannot do all that NCCL can")
+
+
+def _summing(original: Callable[..., Any], source: str, result: str, averages: bool) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+    operations = torch.distributed.ReduceOp
+
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        operation, group = given.arguments["op"], given.arguments["group"]
+        is_average = operation == operations.AVG and not (averages and _has_fractions(given.arguments[result]))
+        if not is_average and operation != operations.PREMUL_SUM:
+            return original(*args, **kwargs)
+        given.arguments["op"] = operations.SUM
+        count = torch.distributed.get_world_size(group)
+        if is_average and not _is_put_off(group):
+            work = original(*given.args, **given.kwargs)
+            return _divided(work, given.arguments[result], count)
+        factor = 1 / count if is_average else operation.__getstate__()[1]
+        given.arguments[source] = _scaled(given.arguments[source], factor, in_place=source == result)
+        return original(*given.args, **given.kwargs)
+
+    return collective
+
+
+def _has_fractions(tensor: torch.Tensor) -> bool:
+    """Whether the average is an average everywhere; of whole numbers, only NCCL makes one, which is whole, too."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _divide(tensor: torch.Tensor, count: int) -> None:
+    tensor.div_(count, rounding_mode=None if _has_fractions(tensor) else "trunc")
+
+
+def _is_put_off(group: Any) -> bool:
+    """Whether the collective runs later, at the end of a _coalescing_manager: there is no result to divide yet."""
+    from torch.distributed import distributed_c10d
+
+    return (group or distributed_c10d._get_default_group()) in distributed_c10d._world.pg_coalesce_state
+
+
+def _scaled(tensors: Any, factor: Any, in_place: bool) -> Any:
+    if isinstance(tensors, (list, tuple)):
+        return [tensor * factor for tensor in tensors]
+    return tensors.mul_(factor) if in_place else tensors * factor
+
+
+def _divided(work: Any, result: torch.Tensor, count: int) -> Any:
+    if work is not None:
+        return DividedWork(work, result, count)
+    _divide(result, count)
+    return None
+
+
+class DividedWork:
+    """A sum under way that becomes an average when it is waited for."""
+
+    def __init__(self, work: Any, result: torch.Tensor, count: int) -> None:
+        self._work = work
+        self._result = result
+        self._count = count
+        self._divided = False
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._work.wait(*([timeout] if timeout else []))
+        self._divide()
+        return True
+
+    def get_future(self) -> Any:
+        def divide(done: Any) -> Any:  # runs where the sum was completed, which must not wait for itself
+            self._divide()
+            return done.value()
+
+        return self._work.get_future().then(divide)
+
+    def _divide(self) -> None:
+        with self._lock:
+            if not self._divided:
+                self._divided = True
+                _divide(self._result, self._count)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)

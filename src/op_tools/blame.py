@@ -1,0 +1,190 @@
+"""What OpAutoCompare has found, in words: rows of the CSV, the tables of one call, and the summary with the worst first."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from op_tools import show
+from op_tools.call import OpCall
+from op_tools.compare import Comparison, Row
+from op_tools.verdict import EQUAL
+
+_MOST_ROWS = 30  # of the summary
+# the contract's columns …
+TABLE = ("name", "allclose", "max_abs_diff", "max_relative_diff", "atol", "rtol", "error_info")
+CSV = (
+    "forward_id",
+    "name",
+    "allclose",
+    "cosine_similarity",
+    "max_abs_diff",
+    "max_relative_diff",
+    "atol",
+    "rtol",
+    "error_info",
+    # … and ours
+    "cosine_distance",
+    "max_ulp",
+    "mean_ulp",
+    "rmse_ratio",
+    "first_bad_index",
+    "bad_share",
+    "nonfinite_mismatch",
+    "verdict",
+    "reason",
+    "severity",
+    "step",
+    "module",
+    "where",
+)
+
+
+def csv_row(call: OpCall, row: Row) -> list[Any]:
+    """One value compared, with everything that is known about it."""
+    measures = EQUAL if row.verdict is None else row.verdict.measures
+    word = "skipped" if row.verdict is None else "right" if row.verdict.right else "wrong"
+    number = show.number
+    return [
+        call.id,
+        row.name,
+        row.is_close,
+        number(measures.cosine),
+        number(measures.max_abs_diff),
+        number(measures.max_relative_diff),
+        number(row.atol),
+        number(row.rtol),
+        row.error_info,
+        _short(1 - measures.cosine),
+        _short(measures.max_ulp),
+        _short(measures.mean_ulp),
+        _short(measures.rmse_ratio),
+        "" if measures.first_bad is None else list(measures.first_bad),
+        _short(measures.bad_share),
+        measures.nonfinite,
+        word,
+        row.reason if row.verdict is None else row.verdict.reason,
+        _short(0.0 if row.verdict is None else row.verdict.severity),
+        call.step,
+        call.where.module,
+        call.where.line(),
+    ]
+
+
+def _short(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4g}"
+
+
+def comparison_table(rows: Iterable[Row]) -> str:
+    """As the contract has it."""
+    return show.table(TABLE, [_table_row(row) for row in rows], keep_empty=True)
+
+
+def _table_row(row: Row) -> tuple[str, ...]:
+    measures = EQUAL if row.verdict is None else row.verdict.measures
+    numbers = (measures.max_abs_diff, measures.max_relative_diff, row.atol, row.rtol)
+    return (row.name, str(row.is_close), *(show.number(value) for value in numbers), row.error_info)
+
+
+def heading(call: OpCall, comparison: Comparison) -> str:
+    """Above the tables of a call."""
+    first, _, rest = show.heading(call).partition("\n")
+    casts = ", ".join(f"{source}: {target}" for source, target in comparison.casts.items())
+    return f"{first}    cpu_dtype_cast_info(from:to): {{{casts}}}\n{rest}"
+
+
+def reasons(comparison: Comparison) -> str:
+    """A line for each value that is wrong."""
+    wrong = [row for row in comparison.rows if row.is_wrong and row.verdict is not None]
+    return "\n".join(f"wrong: {row.name}: {row.verdict.reason}" for row in wrong if row.verdict is not None)
+
+
+@dataclass
+class Finding:
+    """A place in the program where an op is wrong: the worst of its calls."""
+
+    name: str
+    what: str
+    where: str
+    module: str
+    forward_id: int
+    step: int
+    reason: str
+    severity: float
+    calls: int = 0
+
+    def __str__(self) -> str:
+        place = f"{self.module}, {self.where}" if self.module else self.where
+        return f"{self.name} {self.what}: {self.reason} ({place})"
+
+
+class Summary:
+    """Counts calls, and keeps what is wrong by place. Any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[tuple[str, str, str], Finding] = {}
+        self._failures: dict[str, list[Any]] = {}
+        self.calls = 0
+        self.wrong_calls = 0
+        self.values = 0
+        self.not_close = 0
+        self.skipped = 0
+
+    def add(self, call: OpCall, comparison: Comparison) -> int:
+        """Takes a comparison in; returns how many calls at this place are wrong, with this one."""
+        with self._lock:
+            self.calls += 1
+            if comparison.failure:
+                self._failures.setdefault(call.name, [comparison.failure, 0])[1] += 1
+                return 0
+            if comparison.skipped:
+                self.skipped += 1
+                return 0
+            self.values += len(comparison.rows)
+            self.not_close += sum(not row.is_close and not row.is_wrong for row in comparison.rows)
+            self.wrong_calls += comparison.is_wrong
+            return max((self._add_row(call, row) for row in comparison.rows if row.is_wrong), default=0)
+
+    def _add_row(self, call: OpCall, row: Row) -> int:
+        assert row.verdict is not None
+        what, where = row.name.partition(" ")[2], call.where.line()
+        known = self._found.get((call.name, what, where))
+        if known is None or row.verdict.severity > known.severity:
+            found = Finding(
+                call.name, what, where, call.where.module, call.id, call.step, row.verdict.reason, row.verdict.severity
+            )
+            found.calls = 0 if known is None else known.calls
+            known = self._found[call.name, what, where] = found
+        known.calls += 1
+        return known.calls
+
+    def ranked(self) -> list[Finding]:
+        """The worst first; among equals, the first in the program."""
+        return sorted(self._found.values(), key=lambda found: (-found.severity, found.forward_id))
+
+    def text(self) -> str:
+        """For the end of a run."""
+        ranked = self.ranked()
+        lines = [
+            f"OpAutoCompare: {self.calls:,} calls, {self.values:,} values compared, {self.wrong_calls:,} calls wrong"
+            + (f"; {self.not_close:,} values are not allclose but no worse than their dtype" if self.not_close else "")
+        ]
+        if self.skipped:
+            lines.append(f"{self.skipped:,} random or uninitialised results have nothing to be compared with")
+        for name, (reason, count) in sorted(self._failures.items()):
+            lines.append(f"could not be compared: {name} ({count:,} calls): {reason}")
+        if ranked:
+            lines.append(_ranking(ranked[:_MOST_ROWS]))
+            if len(ranked) > _MOST_ROWS:
+                lines.append(f"… and {len(ranked) - _MOST_ROWS} more places")
+        return "\n".join(lines)
+
+
+def _ranking(found: Sequence[Finding]) -> str:
+    columns = ("name", "what", "calls", "reason", "module", "where")
+    rows = [(one.name, one.what, f"{one.calls:,}", one.reason, one.module, one.where) for one in found]
+    return show.table(columns, rows)

@@ -1,0 +1,184 @@
+"""A few numbers that tell what a tensor holds, computed for many tensors at once in rows of equal length.
+
+The device goes over each row once for each of its sum, norm, smallest and largest element, bits, and a projection: the
+sum of the elements times weights that belong to their places. The host puts the rows of a tensor together, in double
+precision. Only rows with NaN or infinities, and the ends of tensors that do not fill a row, are looked at twice.
+
+The projection is what sees a permutation, or noise: its weights have mean 0 and variance 1, so two tensors whose
+projections differ by d are about d apart (in the norm), wherever the difference sits. The weights are a hash of the
+place: the same in every process, on every device and release.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WIDTH = 512  # elements in a row
+SKETCH = 4  # numbers of the projection
+
+
+# ---- weights -------------------------------------------------------------------------------------------------------
+
+_32_BITS = 2**32 - 1
+
+
+def _hash(places: Tensor, seed: int) -> Tensor:
+    """32 bits for each place; products that do not fit are cut off the same way everywhere."""
+    hashed = (places * 0x9E3779B1 + seed * 0x85EBCA6B) & _32_BITS
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        hashed = ((hashed ^ (hashed >> shift)) * factor) & _32_BITS
+    return hashed ^ (hashed >> 16)
+
+
+def _weights(places: Tensor, seed: int) -> Tensor:
+    """Between -√3 and √3."""
+    return ((_hash(places, seed).double() + 0.5) / 2**31 - 1) * math.sqrt(3)
+
+
+class Weights:
+    """For places in a row, by dtype and device; and for rows, by their number in the tensor."""
+
+    def __init__(self) -> None:
+        self._columns: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._rows = torch.empty(0, SKETCH, dtype=torch.float64, device="cpu")
+        self._factors = torch.empty(0, dtype=torch.int64, device="cpu")
+
+    def of_columns(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        key = (device, dtype)
+        if key not in self._columns:
+            places = torch.arange(WIDTH, dtype=torch.int64, device="cpu")
+            self._columns[key] = _weights(places, 0).to(dtype).to(device)
+        return self._columns[key]
+
+    def of_rows(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of these rows, and odd factors for their bits."""
+        needed = int(numbers.max()) + 1 if len(numbers) else 0
+        if needed > len(self._rows):
+            places = torch.arange(max(needed, 2 * len(self._rows), 1024), dtype=torch.int64, device="cpu")
+            self._rows = torch.stack([_weights(places, 1 + number) for number in range(SKETCH)], 1)
+            self._factors = 2 * _hash(places, 1 + SKETCH) + 1
+        return self._rows[numbers], self._factors[numbers]
+
+
+# ---- rows, on the device -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Rows:
+    """Of each row: sum, norm, smallest, largest, projection in `numbers` (five lines), and the sum of its bits."""
+
+    numbers: Tensor
+    bits: Tensor
+
+
+def of_rows(rows: Tensor, weights: Tensor) -> Rows:
+    """Right for rows in which all elements are finite, and so large at most that their squares are, too."""
+    values = rows if rows.is_floating_point() else rows.to(weights.dtype)
+    numbers = torch.stack(
+        [
+            values.sum(1),
+            torch.linalg.vector_norm(values, dim=1),
+            values.amin(1),
+            values.amax(1),
+            torch.mv(values, weights),
+        ]
+    )
+    return Rows(numbers, rows.view(torch.int64).sum(1))
+
+
+def of_difficult_rows(rows: Tensor, lengths: Tensor, weights: Tensor) -> tuple[Rows, Tensor]:
+    """The same of the finite elements among the first `lengths`; and how many others are NaN and infinite."""
+    inside = torch.arange(WIDTH, device=rows.device) < lengths.to(rows.device)[:, None]
+    values = rows.double()
+    finite = torch.isfinite(values)
+    used = finite & inside
+    infinity = math.inf
+    numbers = values.where(used, 0.0)
+    lines = [
+        numbers.sum(1),
+        torch.linalg.vector_norm(numbers, dim=1),
+        values.where(used, infinity).amin(1),
+        values.where(used, -infinity).amax(1),
+        torch.mv(numbers, weights.double()),
+    ]
+    nan = (values.isnan() & inside).sum(1)
+    infinite = (~finite & inside).sum(1) - nan
+    kept = rows.where(inside, torch.zeros((), dtype=rows.dtype, device=rows.device))
+    return Rows(torch.stack(lines), kept.view(torch.int64).sum(1)), torch.stack([nan, infinite])
+
+
+# ---- tensors, on the host ------------------------------------------------------------------------------------------
+
+# norms between which float32 loses nothing: squares of smaller numbers vanish, sums of larger ones overflow
+_SMALLEST, _LARGEST = 1e-17, 1e37
+
+
+def difficult(rows: Rows) -> Tensor:
+    """The numbers of rows, on the host, that must be looked at again. A norm tells of every NaN and infinity."""
+    _, norm, smallest, largest, _ = rows.numbers
+    is_fine: Tensor = (norm < _LARGEST) & ((norm > _SMALLEST) | ~torch.logical_or(smallest, largest))
+    return (~is_fine).nonzero().flatten()
+
+
+@dataclass
+class Sums:
+    """Of parts of tensors, one line each: what can be put together over the parts of one tensor."""
+
+    counts: Tensor  # elements, NaN, infinities, bits; int64
+    totals: Tensor  # sum and square of the finite elements, projections; double
+    ends: Tensor  # the smallest, and the largest with its sign turned
+
+    def __getitem__(self, lines: slice) -> Sums:
+        return Sums(self.counts[lines], self.totals[lines], self.ends[lines])
+
+    def take_in(self, line: int, other: Sums) -> None:
+        """Puts another part of the same tensor to a line."""
+        self.counts[line] += other.counts[0]
+        self.totals[line] += other.totals[0]
+        self.ends[line] = torch.minimum(self.ends[line], other.ends[0])
+
+
+def sums(
+    rows: Rows, bad: Tensor | None, lengths: Tensor, row_counts: Tensor, first_rows: Tensor, weights: Weights
+) -> Sums:
+    """Puts rows together to parts of tensors: how many elements each has, how many rows, and the number of its first.
+
+    `bad` are the numbers of NaN and infinities of each row, where there are any.
+    """
+    parts = len(lengths)
+    owner = torch.repeat_interleave(torch.arange(parts, device="cpu"), row_counts)
+    first = first_rows - (row_counts.cumsum(0) - row_counts)
+    row_weights, factors = weights.of_rows(torch.arange(len(owner), device="cpu") + first[owner])
+    total, norm, smallest, largest, projection = rows.numbers.double()
+    counts = torch.zeros(4, parts, dtype=torch.int64, device="cpu")
+    counts[0] = lengths
+    counts[3].index_add_(0, owner, rows.bits * factors)
+    if bad is not None:
+        counts[1:3].index_add_(1, owner, bad)
+    totals = torch.zeros(parts, 2 + SKETCH, dtype=torch.float64, device="cpu")
+    additive = torch.cat([torch.stack([total, norm * norm], 1), projection[:, None] * row_weights], 1)
+    totals.index_add_(0, owner, additive)
+    ends = torch.full((2, parts), math.inf, dtype=torch.float64, device="cpu")
+    ends[0].scatter_reduce_(0, owner, smallest, "amin")
+    ends[1].scatter_reduce_(0, owner, -largest, "amin")
+    return Sums(counts.T, totals, ends.T)
+
+
+COLUMNS = ("min", "max", "mean", "std", "norm", *(f"sketch{number}" for number in range(SKETCH)))
+
+
+def finished(sums: Sums) -> Tensor:
+    """COLUMNS of whole tensors; NaN where there is nothing finite in one."""
+    count, nan, infinite, _ = sums.counts.unbind(1)
+    finite = (count - nan - infinite).double()
+    finite = finite.masked_fill(finite == 0, math.nan)
+    mean = sums.totals[:, 0] / finite
+    square = sums.totals[:, 1]
+    deviation = (square / finite - mean * mean).clamp(min=0).sqrt()
+    ends = [sums.ends[:, 0], -sums.ends[:, 1], mean, deviation, square.sqrt()]
+    numbers = torch.stack(ends, 1).masked_fill(finite.isnan()[:, None], math.nan)
+    return torch.cat([numbers, sums.totals[:, 2:]], 1)

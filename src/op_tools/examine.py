@@ -1,0 +1,146 @@
+"""What is done about one call, in whatever process: it is compared, put into words, and saved if it is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+from op_tools import blame, messages, paths, show, store, trees
+from op_tools.call import OpCall
+from op_tools.compare import Comparer, Comparison, Seen
+
+_MOST_SHOWN = 8  # wrong calls of one place in the program that are shown and saved in full
+
+Gradients = Sequence[Any]  # a tensor or None for each
+TableRow = tuple[str, ...]
+Part = tuple[str, str, tuple[Any, ...], dict[str, Any]]  # folder, file, args, kwargs
+
+
+@dataclass
+class Outcome:
+    """What is left of a comparison when its tensors are gone."""
+
+    comparison: Comparison
+    text: str = ""
+    saved: list[str] = field(default_factory=list)
+
+
+class Examiner:
+    """Compares calls and says what came out."""
+
+    def __init__(self, comparer: Comparer, verbose: int, out: Path) -> None:
+        self._comparer = comparer
+        self._verbose = verbose
+        self._out = out
+        self._wrong: dict[tuple[str, str, str], int] = {}
+
+    def forward(self, call: OpCall, seen: Seen) -> Outcome:
+        """Inputs and outputs of a call."""
+        comparison = self._comparer.forward(seen)
+        return self._outcome(
+            call,
+            comparison,
+            "forward",
+            lambda: _forward_rows(call.name, seen, comparison),
+            lambda: _forward_parts(seen, comparison),
+        )
+
+    def backward(self, call: OpCall, seen: Seen, grad_outputs: Gradients, grad_inputs: Gradients) -> Outcome:
+        """The gradients of a call."""
+        comparison = self._comparer.backward(seen, grad_outputs, grad_inputs)
+        return self._outcome(
+            call,
+            comparison,
+            "backward",
+            lambda: _backward_rows(call.name, grad_outputs, grad_inputs, comparison),
+            lambda: _backward_parts(seen, grad_outputs, grad_inputs, comparison),
+        )
+
+    def _outcome(
+        self,
+        call: OpCall,
+        comparison: Comparison,
+        phase: str,
+        rows: Callable[[], list[TableRow]],
+        parts: Callable[[], Iterator[Part]],
+    ) -> Outcome:
+        outcome = Outcome(comparison)
+        in_full = self._verbose >= 2 or not comparison.is_wrong
+        if comparison.is_wrong:
+            key = (call.name, call.where.line(), phase)
+            times = self._wrong[key] = self._wrong.get(key, 0) + 1
+            in_full = in_full or times <= _MOST_SHOWN
+            if times <= _MOST_SHOWN:
+                outcome.saved = self._saved(call, parts())
+        if comparison.rows and (self._verbose >= 2 or (self._verbose >= 1 and comparison.is_wrong)):
+            outcome.text = _text(call, comparison, rows()) if in_full else _line(call, comparison)
+        comparison.run = comparison.gradients = None
+        return outcome
+
+    def _saved(self, call: OpCall, parts: Iterator[Part]) -> list[str]:
+        when = paths.timestamp()
+        folder = paths.autocompare_folder(self._out, call.name, call.id, when)
+        details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
+        saved = []
+        try:
+            for place, part, args, kwargs in parts:
+                identifier = f"{os.getpid()}/{call.id}/{when}/{part}"
+                saved.append(str(store.save(folder / place, part, call.name, args, kwargs, identifier, details)))
+        except OSError as error:
+            messages.complain_once(
+                "autocompare", "disk", text=f"{folder} cannot be written ({error.strerror}): wrong calls are not saved"
+            )
+        return saved
+
+
+def _forward_rows(name: str, seen: Seen, comparison: Comparison) -> list[TableRow]:
+    rows = show.argument_rows(name, "inputs", trees.arguments(seen.given.args, seen.given.kwargs))
+    rows += show.argument_rows(name, "outputs", trees.results(seen.result))
+    if comparison.run is not None:
+        again = comparison.run.arguments
+        rows += show.argument_rows(name, "inputs(cpu)", trees.arguments(again.args, again.kwargs))
+        rows += show.argument_rows(name, "outputs(cpu)", trees.results(comparison.run.result))
+    return rows
+
+
+def _backward_rows(name: str, outputs: Gradients, inputs: Gradients, comparison: Comparison) -> list[TableRow]:
+    rows = show.argument_rows(name, "grad_outputs", trees.arguments(tuple(outputs), {}))
+    rows += show.argument_rows(name, "grad_inputs", trees.arguments(tuple(inputs), {}))
+    if comparison.gradients is not None:
+        rows += show.argument_rows(name, "grad_inputs(cpu)", trees.arguments(tuple(comparison.gradients), {}))
+    return rows
+
+
+def _forward_parts(seen: Seen, comparison: Comparison) -> Iterator[Part]:
+    yield "device", "input", seen.given.args, seen.given.kwargs
+    yield "device", "output", (seen.result,), {}
+    if comparison.run is not None:
+        again = comparison.run.arguments
+        yield "cpu", "input", again.args, again.kwargs
+        yield "cpu", "output", (comparison.run.result,), {}
+
+
+def _backward_parts(seen: Seen, outputs: Gradients, inputs: Gradients, comparison: Comparison) -> Iterator[Part]:
+    yield "device", "input", seen.given.args, seen.given.kwargs
+    yield "device", "grad_outputs", tuple(outputs), {}
+    yield "device", "grad_inputs", tuple(inputs), {}
+    if comparison.run is not None and comparison.gradients is not None:
+        again = comparison.run.arguments
+        yield "cpu", "input", again.args, again.kwargs
+        yield "cpu", "grad_outputs", tuple(outputs), {}
+        yield "cpu", "grad_inputs", tuple(comparison.gradients), {}
+
+
+def _text(call: OpCall, comparison: Comparison, rows: list[TableRow]) -> str:
+    parts = [blame.heading(call, comparison), show.table(show.ARGUMENT_COLUMNS, rows)]
+    parts.append(blame.comparison_table(comparison.rows))
+    if comparison.is_wrong:
+        parts.append(blame.reasons(comparison))
+    return "\n\n\n" + "\n".join(parts) + "\n\n"
+
+
+def _line(call: OpCall, comparison: Comparison) -> str:
+    return f"forward_id: {call.id} {blame.reasons(comparison)}"

@@ -1,0 +1,138 @@
+"""What an op means to do, as far as NaN and infinities are concerned: told by its name and its arguments.
+
+An infinity that the user wrote down is intent. So is what he brings along in data, and what memory happens to hold that
+nobody has written to yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Callable, Union
+
+import torch
+from torch import Tensor
+
+from op_tools import trees
+from op_tools.call import OpCall
+from op_tools.kinds import OVERWRITES, PERHAPS_VIEWS, VIEWS, short_name, silently_written
+from op_tools.names import is_collective
+
+Key = Union[int, str]  # an argument by position or by name
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_UNINITIALISED = _words("empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ resize_as_")
+_BRINGS_DATA = _words("tensor as_tensor asarray from_numpy frombuffer from_dlpack from_file new_tensor scalar_tensor")
+# neither they nor their gradients compute anything
+_RESHAPES = _words(
+    """view view_as reshape reshape_as transpose t permute movedim moveaxis swapaxes swapdims adjoint unsqueeze squeeze
+    flatten unflatten ravel detach alias contiguous"""
+)
+# the host waits for the device there anyway
+_READS_BACK = _words("item tolist cpu numpy __bool__ __float__ __int__ __complex__ __index__")
+# no name tells that these change an argument, which some of their calls do: running statistics, renormed weights
+_CHANGES_AT_TIMES = _words("instance_norm embedding embedding_bag")
+_SILENT = ("torch.nn.functional.batch_norm", "torch.batch_norm", "torch.native_batch_norm", "torch._batch_norm")
+
+
+class Intent:
+    """What is known of one op."""
+
+    __slots__ = (
+        "_changed",
+        "_in_place",
+        "_writes_silently",
+        "brings_data",
+        "is_plain",
+        "is_reshape",
+        "is_strange",
+        "is_view",
+        "overwrites",
+        "reads_back",
+        "result_is_unknown",
+    )
+
+    def __init__(self, name: str, func: Callable[..., Any]) -> None:
+        short = short_name(name)
+        is_raw = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+        self.is_view = short in VIEWS or short in PERHAPS_VIEWS
+        self.is_reshape = short in _RESHAPES
+        self.brings_data = short in _BRINGS_DATA
+        self.overwrites = short in OVERWRITES or name.startswith("torch.nn.init.")  # its first argument's values
+        self.reads_back = short in _READS_BACK
+        # a collective writes to its result when the other processes are there, which may be later
+        self.result_is_unknown = short in _UNINITIALISED or is_collective(name)
+        self._changed: set[Key] = {0} if _changes_first(short) else set()
+        self._in_place = _position_of_in_place(func)
+        self._writes_silently = is_raw or name.startswith(_SILENT) or short.startswith(("_fused_", "_amp_"))
+        # what the functions of others change is learned when they do it
+        self.is_strange = short in _CHANGES_AT_TIMES or not (is_raw or name.startswith("torch."))
+        self.is_plain = not (
+            self._changed or self._in_place is not None or self._writes_silently or self.is_strange or self.reads_back
+        )
+
+    def targets(self, call: OpCall) -> tuple[list[Tensor], bool]:
+        """The tensors that this call is going to change, as far as is known; and whether it does so uncounted."""
+        keys = self._changed
+        if "out" in call.kwargs:
+            keys = {*keys, "out"}
+        if self._in_place is not None and _given(call, self._in_place, "inplace"):
+            keys = {*keys, 0}
+        targets = [tensor for key in keys for tensor in trees.tensors(_argument(call, key))]
+        if not self._writes_silently:
+            return targets, False
+        silent = list(trees.tensors(silently_written(call.name, call.func, call.args, call.kwargs)))
+        known = set(map(id, targets))
+        return targets + [one for one in silent if id(one) not in known], bool(silent)
+
+    def learn(self, call: OpCall, changed: list[Tensor]) -> None:
+        """Remembers which arguments a call has changed."""
+        identities = set(map(id, changed))
+        places: list[tuple[Key, Any]] = [*enumerate(call.args), *call.kwargs.items()]
+        for key, value in places:
+            if key != "out" and any(id(tensor) in identities for tensor in trees.tensors(value)):
+                self._changed.add(key)
+
+
+def written_down(values: Iterable[Any]) -> float:
+    """NaN or infinity where the user gave one as a plain number, else 0."""
+    found = 0.0
+    for value in values:
+        size = abs(value) if isinstance(value, (float, complex)) else 0.0  # numpy's float64 is one, too
+        if math.isnan(size):
+            return math.nan
+        found = max(found, size if math.isinf(size) else 0.0)
+    return found
+
+
+def _changes_first(name: str) -> bool:
+    if name.startswith("__"):
+        return name in ("__setitem__", "__ipow__", "__imod__", "__imatmul__") or name[2:].startswith(
+            ("iadd", "isub", "imul", "idiv", "itrue", "ifloor", "iand", "ior", "ixor", "ilshift", "irshift")
+        )
+    return name.endswith("_")
+
+
+def _position_of_in_place(func: Callable[..., Any]) -> int | None:
+    """Many functions of torch.nn.functional work in place when asked to."""
+    code = getattr(func, "__code__", None)
+    if code is None:
+        return None
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    return names.index("inplace") if "inplace" in names else None
+
+
+def _given(call: OpCall, position: int, name: str) -> bool:
+    return bool(call.args[position]) if position < len(call.args) else bool(call.kwargs.get(name))
+
+
+def _argument(call: OpCall, key: Key) -> Any:
+    if isinstance(key, str):
+        return call.kwargs.get(key)
+    if key < len(call.args):
+        return call.args[key]
+    return next(iter(call.kwargs.values()), None)  # given by name

@@ -1,0 +1,306 @@
+"""The same call elsewhere: on the CPU or on the device itself, in another dtype, with its gradients.
+
+A run here disturbs nothing: gradients, autocast, random numbers and other threads' modes stay as they are. Warnings of a
+second run are of no use to anybody; `silenced` keeps them away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from op_tools import autocasting, snapshot, trees
+
+Convert = Callable[[Tensor], Tensor]
+Dtypes = Mapping[torch.dtype, torch.dtype]
+
+HIGHER: Dtypes = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+SINGLE: Dtypes = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+class Arguments:
+    """What a call was given. The same tensor given twice is one tensor here, too."""
+
+    __slots__ = ("_leaves", "args", "kwargs", "tensors")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.tensors = [*trees.tensors(args), *trees.tensors(kwargs)]  # in order; one given twice is there twice
+        self._leaves: list[Any] | None = None
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Every positional value, and the tensors among those that were given by name."""
+        if self._leaves is None:
+            self._leaves = [value for _, value in trees.leaves(self.args)]
+            self._leaves += trees.tensors(self.kwargs)
+        return self._leaves
+
+    def labels(self, role: str) -> list[str]:
+        """What the leaves are called: `input[0]`, `input` where there is only one, `input weight` for one by name."""
+        count = sum(1 for _ in trees.leaves(self.args))
+        found = [role] if count == 1 else [f"{role}[{index}]" for index in range(count)]
+        return found + [f"{role}{path}" for path, value in trees.leaves(self.kwargs) if isinstance(value, Tensor)]
+
+    def mapped(self, function: Convert) -> Arguments:
+        """The same arguments with every distinct tensor replaced."""
+        made: dict[int, Tensor] = {}
+
+        def once(tensor: Tensor) -> Tensor:
+            new = made.get(id(tensor))
+            if new is None:
+                new = made[id(tensor)] = function(tensor)
+            return new
+
+        return Arguments(trees.map_tensors(once, self.args), trees.map_tensors(once, self.kwargs))
+
+    def copied(self) -> Arguments:
+        """On the host, as they are now."""
+        return Arguments(*snapshot.host_copy((self.args, self.kwargs)))
+
+    def bytes(self) -> int:
+        distinct = {id(tensor): tensor for tensor in self.tensors}
+        return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
+
+
+class Way:
+    """How a call is run again: where, and in which dtypes."""
+
+    __slots__ = ("autocast", "convert", "device", "dtypes", "name")
+
+    def __init__(
+        self,
+        name: str,
+        dtypes: Dtypes,
+        device: str | None = "cpu",
+        convert: Convert | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.name = name
+        self.dtypes = dtypes
+        self.device = device  # None: where the tensors are
+        self.convert = convert or (lambda tensor: tensor.to(dtypes.get(tensor.dtype, tensor.dtype)))
+        self.autocast = autocast
+
+    def then(self, name: str, change: Convert) -> Way:
+        """The same way with something done to every floating-point tensor in the end."""
+        before = self.convert
+        return Way(name, self.dtypes, self.device, lambda tensor: change(before(tensor)), self.autocast)
+
+
+class Run:
+    """A call that has run again: its result, and its arguments as they are now."""
+
+    __slots__ = ("_leaves", "arguments", "result", "results", "way")
+
+    def __init__(self, way: Way, arguments: Arguments, result: Any, leaves: list[Tensor | None]) -> None:
+        self.way = way
+        self.arguments = arguments
+        self.result = result
+        self.results = [value for _, value in trees.leaves(result)]
+        self._leaves = leaves  # one for each tensor among the arguments; None where no gradient is wanted
+
+    def gradients(self, grad_outputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradient of every input; that of a tensor given twice is at its first place."""
+        outputs, given = [], []
+        for output, gradient in zip(trees.tensors(self.result), grad_outputs):
+            if gradient is not None and output.requires_grad:
+                outputs.append(output)
+                given.append(self.way.convert(gradient.detach()).to(output.dtype))
+        wanted: list[Tensor] = []
+        places: list[int | None] = []
+        for leaf in self._leaves:
+            if leaf is None or any(leaf is other for other in wanted):
+                places.append(None)
+            else:
+                places.append(len(wanted))
+                wanted.append(leaf)
+        if not outputs or not wanted:
+            return [None] * len(self._leaves)
+        with _undisturbed(self.way.autocast, graph=False):
+            found = torch.autograd.grad(outputs, wanted, given, allow_unused=True)
+        return [None if place is None else found[place] for place in places]
+
+
+def run(
+    function: Callable[..., Any], given: Arguments, way: Way, graph: bool = False, changes_inputs: bool = False
+) -> Run:
+    """Runs a call again. `graph`: for gradients, too. `changes_inputs`: it works in place on some of its arguments."""
+    leaves: dict[int, Tensor] = {}
+
+    def elsewhere(tensor: Tensor) -> Tensor:
+        moved = tensor.detach()
+        if moved.is_floating_point() or moved.is_complex():
+            moved = way.convert(moved)
+        if way.device is not None:
+            moved = moved.to(way.device)
+        if changes_inputs and moved.data_ptr() == tensor.data_ptr():
+            moved = moved.clone()
+        if not graph or not tensor.requires_grad or not (moved.is_floating_point() or moved.is_complex()):
+            return moved
+        leaf = leaves[id(tensor)] = moved.detach().requires_grad_()
+        return leaf.clone() if changes_inputs else leaf
+
+    # made with gradients on: what works in place is handed a copy that belongs to the graph
+    with torch.set_grad_enabled(graph):
+        arguments = given.mapped(elsewhere)
+    args = _adapted(arguments.args, way, None)
+    kwargs = {key: _adapted(value, way, key) for key, value in arguments.kwargs.items()}
+    versions = None if changes_inputs else [tensor._version for tensor in arguments.tensors if not tensor.is_inference()]
+    with _undisturbed(way.autocast, graph):
+        result = function(*args, **kwargs)
+    if versions is not None and versions != [t._version for t in arguments.tensors if not t.is_inference()]:
+        raise ChangedInputs
+    return Run(way, Arguments(args, kwargs), result, [leaves.get(id(tensor)) for tensor in given.tensors])
+
+
+class ChangedInputs(Exception):  # noqa: N818  it is no error: the call must be run with copies
+    """The call changed arguments that were lent to it."""
+
+
+def _adapted(value: Any, way: Way, key: str | None) -> Any:
+    """Devices and dtypes among the arguments, which name those of the accelerator."""
+    if isinstance(value, torch.dtype):
+        return way.dtypes.get(value, value)
+    if way.device is not None and value is not None and (key == "device" or _is_device(value)):
+        return torch.device(way.device)
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return trees.rebuilt(value, [_adapted(part, way, None) for part in value])
+    return value
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) or (isinstance(value, str) and _names_device(value))
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_device(text: str) -> bool:
+    try:
+        torch.device(text)
+    except RuntimeError:
+        return False
+    return True
+
+
+# ---- views -----------------------------------------------------------------------------------------------------------
+
+
+def hands_out_memory(given: Arguments, result: Any) -> bool:
+    """True where every result looks into the memory of an argument."""
+    memory = {tensor.untyped_storage().data_ptr() for tensor in given.tensors if tensor.layout == torch.strided}
+    results = list(trees.tensors(result))
+    return bool(results) and all(
+        tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in memory for tensor in results
+    )
+
+
+def looks_alike(function: Callable[..., Any], given: Arguments, result: Any) -> bool:
+    """True where results look into memory as those of the same call without memory do. No number needs to be read."""
+    try:
+        again = run(function, given.mapped(_without_memory), Way("meta", {}, "meta"))
+    except Exception:  # noqa: BLE001  no such call without memory: there are other ways to compare
+        return False
+    left, right = list(trees.tensors(result)), list(trees.tensors(again.result))
+    return len(left) == len(right) and all(_view_of(one) == _view_of(other) for one, other in zip(left, right))
+
+
+def _without_memory(tensor: Tensor) -> Tensor:
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    memory = torch.empty(size, dtype=tensor.dtype, device="meta")
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _view_of(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def hollow(tensor: Tensor) -> Tensor:
+    """A tensor like this one that takes no memory: what a view's gradient needs to know of its input."""
+    with torch.no_grad():
+        return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape).requires_grad_(tensor.requires_grad)
+
+
+# ---- leaving everything as it was ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _undisturbed(autocast: torch.dtype | None, graph: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(graph))
+        if autocast is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=autocast, cache_enabled=False))
+        elif autocasting.active_dtype("cpu") is not None:
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+        if graph and _saved_tensors_are_hooked():
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
+        if torch.is_anomaly_enabled():
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))
+        yield
+
+
+def _saved_tensors_are_hooked() -> bool:
+    """Checkpointing hooks into what is saved for backward; what we save is no business of its."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None
+
+
+NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """The CPU's generator goes on where it was."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def silence() -> None:
+    """From now on warnings that are raised from this file are not shown. Said twice, it is one entry in the list."""
+    warnings.filterwarnings("ignore", module=__name__.replace(".", r"\."))
+
+
+# ---- dtypes of a device ----------------------------------------------------------------------------------------------
+
+
+def rounded_to(dtype: torch.dtype, then: torch.dtype) -> Convert:
+    """Numbers as they are after a cast to `dtype`, held in another one; float64 is left as it is, as autocast does."""
+    return lambda tensor: tensor if tensor.dtype is torch.float64 else tensor.to(dtype).to(then)
+
+
+def as_tf32(tensor: Tensor) -> Tensor:
+    """float32 rounded to the ten bits that matrix units keep where tf32 is allowed."""
+    if tensor.dtype is not torch.float32:
+        return tensor
+    bits = tensor.contiguous().view(torch.int32)
+    return torch.where(tensor.isfinite(), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), tensor)
+
+
+def moved_by(amount: float, generator: torch.Generator) -> Convert:
+    """Every element a little larger or smaller: by the share `amount` of itself, with a random sign."""
+
+    def change(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() and not tensor.is_complex():
+            return tensor
+        signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8)
+        steps = amount * (2 * signs.to(tensor.device, torch.float64) - 1)
+        # equal zeros must be told apart, too
+        apart = tensor.abs().nan_to_num(posinf=0.0).mean() * 2**-10 if tensor.numel() else 0.0
+        return torch.where(tensor.isfinite(), tensor + steps * tensor + steps * apart, tensor)
+
+    return change

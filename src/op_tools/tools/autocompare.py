@@ -1,0 +1,304 @@
+"""OpAutoCompare: runs every op call again elsewhere, in higher precision, and says which ones the device gets wrong."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections.abc import Container, Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_tools import autocasting, blame, compare, kinds, messages, paths, reference, settings, snapshot, traits, trees
+from op_tools.call import OpCall
+from op_tools.compare import Comparer, Seen
+from op_tools.dtypes import read_cast_tables
+from op_tools.errors import DifferenceFound, SettingError
+from op_tools.examine import Examiner, Outcome
+from op_tools.finite import version_of
+from op_tools.gradients import Gradients
+from op_tools.reference import Arguments
+from op_tools.rows import CsvFile
+from op_tools.tolerance import Tolerances
+from op_tools.tool import Tool
+from op_tools.traits import Trait
+
+_MOST_KNOWN = 200_000  # distinct calls that are remembered
+_LONGEST_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
+
+
+class OpAutoCompare(Tool):
+    """Compares inputs, outputs and gradients of every op call with those of a reference.
+
+    `reference`: "cpu", "device" (the same device in higher precision) or "device,cpu" (the CPU confirms). `once`: each
+    distinct call once. `every`: only every N-th step. `worker`: this many processes compare while training goes on.
+    `memory`: bytes of host memory for calls that wait. `fail`: `stop` raises DifferenceFound if something is wrong.
+    """
+
+    hook = "OpAutoCompareHook"
+    prefix = "OP_AUTOCOMPARE"
+    watches_gradients = True
+    runs_again = True
+
+    def __init__(
+        self,
+        *,
+        reference: str | None = None,
+        once: bool | None = None,
+        every: int | None = None,
+        worker: int | None = None,
+        memory: int | None = None,
+        fail: bool | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self._options = (reference, once, every, worker, memory, fail)
+        self.summary = blame.Summary()
+
+    # -- start and stop -----------------------------------------------------------------------------------------------
+
+    def started(self) -> None:
+        given_reference, once, every, worker, memory, fail = self._options
+        self._reference = settings.AUTOCOMPARE_REFERENCE.get() if given_reference is None else given_reference
+        self._once = settings.AUTOCOMPARE_ONCE.get() if once is None else once
+        self._fail = settings.AUTOCOMPARE_FAIL.get() if fail is None else fail
+        limit = settings.AUTOCOMPARE_MEMORY.get() if memory is None else memory
+        every = settings.AUTOCOMPARE_EVERY.get() if every is None else every
+        if self._reference not in ("cpu", "device", "device,cpu"):
+            raise SettingError(f"reference={self._reference!r} cannot be used: it is cpu, device or device,cpu")
+        if every < 1:
+            raise SettingError(f"every={every!r} cannot be used: it is a whole number above 0")
+        if every > 1:
+            self.steps = _Every(every, self.steps)
+        comparer = Comparer(Tolerances(), read_cast_tables().cast_table)
+        self._examiner = Examiner(comparer, self.verbose, self.out)
+        self._csv = CsvFile(paths.autocompare_csv(self.out), blame.CSV, settings.MAX_CACHE_SIZE.get())
+        self._memory = _Memory(limit)
+        self._known: set[Any] = set()
+        self.summary = blame.Summary()
+        reference.silence()
+        if self._fail:
+            atexit.register(self._fail_at_exit)
+
+    def stopped(self) -> None:
+        atexit.unregister(self._fail_at_exit)
+        self._csv.close()
+        if self.verbose >= 1:
+            messages.say(self.summary.text())
+            if self._csv.written:
+                messages.say(f"{self._csv.path} saved")
+        found = self.summary.ranked()
+        if self._fail and found:
+            raise DifferenceFound(f"{self.summary.wrong_calls:,} op calls are wrong, the worst: {found[0]}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        except DifferenceFound:
+            if error is None:
+                raise  # else the user's own error goes first
+
+    def _fail_at_exit(self) -> None:
+        """A program that ends without `stop` ends with exit code 1. Python would swallow an exception here."""
+        from op_tools.intercept import _stop_everything
+
+        try:
+            self.stop()
+        except DifferenceFound as error:
+            messages.complain(str(error))
+            _stop_everything()
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    # -- one call -----------------------------------------------------------------------------------------------------
+
+    def before(self, call: OpCall) -> Any:
+        if self._once and self._is_known(call):
+            return None
+        found = traits.of(call.name)
+        if found is not None and Trait.EMPTY in found:
+            return None
+        state = _State(call, found)
+        if found is None or Trait.VIEW not in found:
+            state.given = state.live.copied()
+        return state
+
+    def after(self, call: OpCall, state: Any) -> Any:
+        if state is None:
+            return None
+        seen = state.seen(call)
+        if seen.given is state.live:
+            self._take(call, Outcome(compare.same_memory(seen)))
+        else:
+            seen.kept = state.live.copied()
+            seen.result = snapshot.host_copy(call.result)
+            outcome = self._examiner.forward(call, seen)
+            self._take(call, outcome)
+            if outcome.comparison.failure:
+                return None
+        if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in trees.tensors(call.result)):
+            return None
+        return self._memory.keep(compare.for_backward(seen))
+
+    def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
+        seen = state.taken()
+        if seen is None:  # a second pass over the same graph
+            return
+        outputs, inputs = snapshot.host_copy((gradients.outputs, gradients.inputs))
+        self._take(call, self._examiner.backward(call, seen, outputs, inputs))
+
+    def _is_known(self, call: OpCall) -> bool:
+        key = (call.name, call.where.line(), _shapes(call.args), _shapes(call.kwargs.values()) if call.kwargs else None)
+        if key in self._known:
+            return True
+        if len(self._known) < _MOST_KNOWN:
+            self._known.add(key)
+        return False
+
+    def _take(self, call: OpCall, outcome: Outcome) -> None:
+        """Counts, writes and shows what came out."""
+        comparison = outcome.comparison
+        self.summary.add(call, comparison)
+        for row in comparison.rows:
+            self._csv.add(blame.csv_row(call, row))
+        if comparison.failure:
+            messages.complain_once(
+                "not compared", call.name, text=f"OpAutoCompare could not compare {call.name}: {comparison.failure}"
+            )
+        if outcome.text:
+            saved = "".join(f"{path} saved\n" for path in outcome.saved)
+            messages.say(outcome.text + saved)
+
+
+class _State:
+    """A call from before it runs until after."""
+
+    __slots__ = ("_is_fast", "_policy", "_versions", "given", "live", "traits")
+
+    def __init__(self, call: OpCall, found: Trait | None) -> None:
+        self.live = Arguments(call.args, call.kwargs)
+        self.traits = found
+        self.given: Arguments | None = None
+        self._versions = [version_of(tensor) for tensor in self.live.tensors]
+        self._policy = _policy(call.name, self.live.tensors)
+        self._is_fast = _is_fast(found, self.live.tensors)
+
+    def seen(self, call: OpCall) -> Seen:
+        """After the call. A view is seen without a copy of anything."""
+        now = [version_of(tensor) for tensor in self.live.tensors]
+        # None where nobody counts; and there are ops that write without counting, known ones and perhaps unknown ones
+        changed = None in now or now != self._versions or self.traits is None
+        changed = changed or bool(kinds.silently_written(call.name, call.func, call.args, call.kwargs))
+        given = self.given
+        if given is None:
+            is_view = not changed and reference.hands_out_memory(self.live, call.result)
+            is_view = is_view and reference.looks_alike(call.func, self.live, call.result)
+            given = self.live if is_view else self.live.copied()
+        return Seen(call.name, call.func, given, None, call.result, *self._policy, self._is_fast, changed)
+
+
+class _Memory:
+    """Calls that wait for their gradients, up to so many bytes of host memory."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def keep(self, seen: Seen) -> Waiting | None:
+        """None where there is no room: the call's gradients will not be compared."""
+        size = seen.bytes()
+        with self._lock:
+            if self._used + size > self._limit:
+                messages.complain_once(
+                    "autocompare",
+                    "memory",
+                    text=f"OpAutoCompare: {self._used:,} bytes of inputs wait for their gradients; until some have come, "
+                    "those of further calls are not compared (OP_AUTOCOMPARE_MEMORY, or memory=, sets the limit)",
+                )
+                return None
+            self._used += size
+        return Waiting(seen, size, self)
+
+    def free(self, size: int) -> None:
+        with self._lock:
+            self._used -= size
+
+
+class Waiting:
+    """One call that waits; its memory is free when the gradients have come, or never will."""
+
+    __slots__ = ("_memory", "_seen", "_size")
+
+    def __init__(self, seen: Seen, size: int, memory: _Memory) -> None:
+        self._seen: Seen | None = seen
+        self._size = size
+        self._memory = memory
+
+    def taken(self) -> Seen | None:
+        seen, self._seen = self._seen, None
+        self._memory.free(self._size)
+        self._size = 0
+        return seen
+
+    def __del__(self) -> None:
+        self.taken()
+
+
+class _Every:
+    """Every N-th of the steps that were asked for."""
+
+    def __init__(self, number: int, steps: Container[int] | None) -> None:
+        self._number = number
+        self._steps = steps
+
+    def __contains__(self, step: object) -> bool:
+        is_turn = isinstance(step, int) and step % self._number == 0
+        return is_turn and (self._steps is None or step in self._steps)
+
+
+def _shapes(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Shapes, strides and dtypes of the tensors among them."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append((value.dtype, value.shape, value.stride() if value.layout is torch.strided else None))
+        elif isinstance(value, (list, tuple)) and value:
+            found.append(_shapes(value) if len(value) <= _LONGEST_LIST else (len(value), _shapes(value[:: len(value) - 1])))
+    return tuple(found)
+
+
+def _policy(name: str, tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """The dtype of autocast where it is on, and the one that it chooses for this op."""
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            active = autocasting.active_dtype(tensor.device.type)
+            if active is not None:
+                return active, autocasting.chosen_dtype(kinds.short_name(name), tensor.device.type)
+            break
+    return None, None
+
+
+def _is_fast(found: Trait | None, tensors: Iterable[Tensor]) -> bool:
+    """True where the device may take tf32 for this call."""
+    if found is None or not found & (Trait.MATRIX | Trait.CONVOLUTION) or torch.version.cuda is None:
+        return False
+    if not any(tensor.dtype is torch.float32 and tensor.is_cuda for tensor in tensors):
+        return False
+    matrix = Trait.MATRIX in found and _allows_tf32(torch.backends.cuda.matmul)
+    return matrix or (Trait.CONVOLUTION in found and _allows_tf32(torch.backends.cudnn))
+
+
+def _allows_tf32(backend: Any) -> bool:
+    precision = getattr(backend, "fp32_precision", "none")  # torch 2.9
+    return bool(precision == "tf32") if precision in ("ieee", "tf32") else bool(backend.allow_tf32)
+

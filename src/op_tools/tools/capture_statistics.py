@@ -1,0 +1,236 @@
+"""What OpCapture keeps in the mode "statistics": a few numbers for each tensor, in files that pack.read reads."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_tools import digest, files, messages, paths, show, staging, trees
+from op_tools.call import OpCall
+from op_tools.digest import Sums, Weights
+from op_tools.gradients import Gradients
+from op_tools.marks import marker_of
+from op_tools.pack import Pack
+from op_tools.staging import Chunk, Stage, staged_as
+from op_tools.tool import Tool, this_rank
+from op_tools.writer import Writer
+
+_CAPACITY = 16 * 2**20  # bytes that are digested at once
+_LARGEST_FILE = 256 * 2**20
+_MOST_SITES = 100_000  # places in the program; shapes that change at every step would fill the memory
+
+
+class _Site:
+    """Tensors as they come at one place in the program: their description, and how they are staged."""
+
+    __slots__ = ("chunks", "left_out", "number")
+
+    def __init__(self, number: int, tensors: list[Tensor]) -> None:
+        self.number = number  # of the description in the file
+        self.chunks = list(staging.chunks(tensors, _CAPACITY))
+        self.left_out = [number for number, tensor in enumerate(tensors) if staged_as(tensor) is None]
+
+
+_Label = tuple[int, int, int]  # description, forward_id, step
+
+
+class Statistics:
+    """Digests tensors on their device, and writes what is then known about them.
+
+    A tensor is digested each time that it is seen, also where its address and version are those of an earlier one: a
+    kernel of a third party, or anything done by way of `.data`, changes tensors without telling torch.
+    """
+
+    def __init__(self, tool: Tool) -> None:
+        self._out = tool.out
+        self._tells = tool.verbose == 2
+        self._writer = Writer("OpCapture")
+        self._weights = Weights()
+        self._lock = threading.Lock()
+        self._stages: dict[tuple[torch.device, int, torch.dtype], Stage] = {}
+        self._sites: dict[Any, _Site] = {}
+        self._calls = 0
+        # in the writer's thread
+        self._pack: Pack | None = None
+        self._files = 0
+        self._records = 0
+        self._bytes = 0
+        self._is_full = False
+
+    def before(self, call: OpCall) -> Any:
+        if self._writer.is_broken:
+            return None
+        # without a tensor on a device, this may turn out to be no call of ours
+        if any(not tensor.is_cpu for tensor in trees.tensors((call.args, call.kwargs))):
+            self._add(call, "input", call.args, call.kwargs)
+        return show.inputs(call) if self._tells else True
+
+    def after(self, call: OpCall, state: Any) -> bool:
+        self._calls += 1
+        self._add(call, "output", (call.result,), {})
+        if self._tells:
+            messages.say(f"{show.heading(call)}\n{show.arguments_table(call, state)}\n\n\n\n")
+        return True
+
+    def flowed(self, call: OpCall, state: bool, gradients: Gradients) -> None:
+        if self._writer.is_broken:
+            return
+        self._add(call, "grad_inputs", tuple(gradients.inputs), {})
+        self._add(call, "grad_outputs", tuple(gradients.outputs), {})
+        if self._tells:
+            table = show.gradients_table(call.name, gradients.outputs, gradients.inputs)
+            messages.say(f"{show.heading(call)}\n{table}\n\n\n\n")
+
+    def step_began(self) -> None:
+        with self._lock:
+            self._flush()
+
+    def close(self) -> str:
+        with self._lock:
+            self._flush()
+            self._stages.clear()
+        self._writer.close()
+        self._end_file()
+        if not self._records and not self._writer.dropped:
+            return ""
+        lost = "; some could not be written" if self._writer.dropped else ""
+        number = "1 file" if self._files == 1 else f"{self._files} files"
+        written = f"statistics of {self._records} tensors in {self._calls} calls, {files.in_words(self._bytes)}"
+        return f"OpCapture: {written} in {number} in {paths.capture_root(self._out)}{lost}"
+
+    # -- at the call --------------------------------------------------------------------------------------------------
+
+    def _add(self, call: OpCall, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors: list[Tensor] = []
+        key: list[Any] = [call.name, part, call.where.line(), call.where.module]
+        _note(args, tensors, key)
+        if kwargs:
+            _note((kwargs,), tensors, key)
+        if not tensors:
+            return
+        with self._lock, torch.no_grad():
+            if self._is_full or len(self._sites) >= _MOST_SITES:
+                self._begin_next_file()
+            known = tuple(key)
+            site = self._sites.get(known)
+            if site is None:
+                site = self._sites[known] = _Site(len(self._sites), tensors)
+                self._writer.add(partial(self._describe, _description(call, part, args, kwargs)))
+            label = (site.number, call.id, call.step)
+            for device, chunk in site.chunks:
+                self._stage_of(device, chunk.dtype).add(tensors, chunk, label)
+            if site.left_out:
+                numels = [tensors[number].numel() for number in site.left_out]
+                self._writer.add(partial(self._write_without_numbers, label, site.left_out, numels))
+
+    def _stage_of(self, device: torch.device, dtype: torch.dtype) -> Stage:
+        marker = marker_of(device)
+        key = (device, 0 if marker is None else marker.stream(), dtype)
+        stage = self._stages.get(key)
+        if stage is None:
+            arguments = (dtype, _CAPACITY, self._writer, self._weights, self._write)
+            try:
+                stage = Stage(device, *arguments)
+            except (TypeError, NotImplementedError, RuntimeError):  # a device without double precision
+                stage = Stage(torch.device("cpu"), *arguments)
+            self._stages[key] = stage
+        return stage
+
+    def _flush(self) -> None:
+        for stage in self._stages.values():
+            try:
+                stage.flush()
+            except Exception as error:  # noqa: BLE001  the device may be out of memory, and training goes on
+                reason = str(error).partition("\n")[0]
+                messages.complain_once("digests", text=f"OpCapture lost some statistics: {reason}; training goes on")
+
+    def _begin_next_file(self) -> None:
+        self._flush()
+        self._sites.clear()
+        self._is_full = False
+        self._writer.add(self._end_file)
+
+    # -- in the writer's thread ---------------------------------------------------------------------------------------
+
+    def _file(self) -> Pack:
+        if self._pack is None:
+            head = {"pid": os.getpid(), "rank": this_rank(), "torch": torch.__version__}
+            self._pack = Pack(paths.capture_statistics(self._out), head)
+            self._files += 1
+        return self._pack
+
+    def _end_file(self) -> None:
+        if self._pack is not None:
+            self._pack.close()
+            self._records += self._pack.records
+            self._bytes += self._pack.length
+            self._pack = None
+
+    def _describe(self, description: dict[str, Any]) -> None:
+        self._file().describe(description)
+
+    def _write(self, chunks: list[tuple[Chunk, _Label]], sums: Sums) -> None:
+        numbers = [number for chunk, _ in chunks for number in chunk.numbers]
+        labels = torch.tensor([label for _, label in chunks], dtype=torch.int64, device="cpu")
+        labels = labels.repeat_interleave(torch.tensor([len(chunk.numbers) for chunk, _ in chunks], device="cpu"), 0)
+        self._write_lines(labels, numbers, sums.counts, digest.finished(sums))
+
+    def _write_without_numbers(self, label: _Label, numbers: list[int], numels: list[int]) -> None:
+        labels = torch.tensor([label], dtype=torch.int64, device="cpu").expand(len(numbers), -1)
+        counts = torch.zeros(len(numels), 4, dtype=torch.int64, device="cpu")
+        counts[:, 0] = torch.tensor(numels, dtype=torch.int64, device="cpu")
+        nothing = torch.full((len(numels), len(digest.COLUMNS)), math.nan, dtype=torch.float64, device="cpu")
+        self._write_lines(labels, numbers, counts, nothing)
+
+    def _write_lines(self, labels: Tensor, numbers: list[int], counts: Tensor, statistics: Tensor) -> None:
+        pack = self._file()
+        places = torch.tensor(numbers, dtype=torch.int64, device="cpu")[:, None]
+        pack.add(torch.cat([labels, places, counts, statistics.view(torch.int64)], 1))
+        self._is_full = self._is_full or pack.length >= _LARGEST_FILE
+
+
+def _note(values: Iterable[Any], tensors: list[Tensor], key: list[Any]) -> None:
+    """Notes the tensors among the arguments, and in `key` all that their description tells."""
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            key.append((value.dtype, value.shape, value.device, value.requires_grad))
+        elif isinstance(value, (list, tuple)):
+            key.append(len(value))
+            _note(value, tensors, key)
+        elif isinstance(value, dict):
+            key.append(tuple(value))
+            _note(value.values(), tensors, key)
+        else:
+            key.append(None)
+
+
+def _description(call: OpCall, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    places = trees.results(args[0]) if part == "output" else trees.arguments(args, kwargs)
+    return {
+        "op": call.name,
+        "part": part,
+        "source": call.where.line(),
+        "module": call.where.module,
+        "tensors": [_tensor_described(place, value) for place, value in places if isinstance(value, Tensor)],
+    }
+
+
+def _tensor_described(place: str, tensor: Tensor) -> dict[str, Any]:
+    described = {
+        "place": place.strip(),
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).partition(".")[2],
+        "device": str(tensor.device),
+        "requires_grad": tensor.requires_grad,
+    }
+    if staged_as(tensor) is None:
+        described["note"] = f"there are no statistics of {tensor.layout} tensors of {tensor.dtype}"
+    return described

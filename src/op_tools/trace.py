@@ -1,0 +1,114 @@
+"""A trace file that Chrome and Perfetto open: one track per thread of the host, one per stream of a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from op_tools import messages
+from op_tools.clock import stream_id
+
+_KEPT = 2000  # events before they are written out
+
+
+@lru_cache(maxsize=10_000)
+def _beginning(name: str, category: str, track: str) -> str:
+    return f'{{"name":{json.dumps(name)},"cat":"{category}","ph":"X",{track},"ts":'
+
+
+@lru_cache(maxsize=10_000)
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+class TraceFile:
+    """Grows while the program runs. A killed process leaves a list without its end, which the viewers accept.
+
+    After `most` events there is no more: the viewers could not open what would follow.
+    """
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.path = path
+        self._most = most
+        self._lines: list[str] = []
+        self._tracks: dict[Any, str] = {}
+        self._devices: dict[str, int] = {}
+        self._written = 0
+        self._ended = most == 0
+        self._failed = False
+
+    @property
+    def written(self) -> bool:
+        """True where there is a file to point the user to."""
+        return self._written > 0 and not self._failed
+
+    def thread(self, identity: int) -> str:
+        """The track of a thread."""
+        track = self._tracks.get(identity)
+        if track is None:
+            number = len(self._tracks) + 1
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            # autograd's threads are not Python's
+            name = names.get(identity, f"autograd {number}")
+            track = self._new_track(identity, os.getpid(), "host", number, name)
+        return track
+
+    def stream(self, device: str, stream: Any) -> str:
+        """The track of a device's stream; a backend with one stream only has None."""
+        key = (device, stream_id(stream))
+        track = self._tracks.get(key)
+        if track is None:
+            process = self._devices.setdefault(device, len(self._devices))
+            track = self._new_track(key, process, device, len(self._tracks) + 1, f"stream {key[1]}")
+        return track
+
+    @staticmethod
+    def notes(forward_id: int, module: str) -> str:
+        """What the viewer shows beside an event of this call."""
+        return f',"args":{{"forward_id":{forward_id},"module":{_quoted(module)}}}}}'
+
+    def add(self, name: str, category: str, track: str, start: float, duration: float, notes: str) -> None:
+        """One stretch of time, in microseconds."""
+        if not self._ended:
+            self._lines.append(f'{_beginning(name, category, track)}{start:.3f},"dur":{duration:.3f}{notes}')
+            if len(self._lines) >= _KEPT:
+                self._write()
+
+    def close(self) -> None:
+        """Writes the rest, and the end of the list."""
+        self._write()
+        if self._written and not self._failed:
+            self._append("\n]\n")
+
+    def _new_track(self, key: Any, process: int, process_name: str, number: int, name: str) -> str:
+        for kind, title in (("process_name", process_name), ("thread_name", name)):
+            self._lines.append(
+                json.dumps({"name": kind, "ph": "M", "pid": process, "tid": number, "args": {"name": title}})
+            )
+        track = self._tracks[key] = f'"pid":{process},"tid":{number}'
+        return track
+
+    def _write(self) -> None:
+        lines, self._lines = self._lines, []
+        if not lines or self._ended:
+            return
+        self._append(("," if self._written else "[") + "\n" + ",\n".join(lines))
+        self._written += len(lines)
+        if self._written >= self._most and not self._failed:
+            self._ended = True
+            messages.complain(f"{self.path} holds {self._written} events and ends here (OP_TIME_MEASURE_TRACE_EVENTS)")
+
+    def _append(self, text: str) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            self._ended = self._failed = True
+            messages.complain(
+                f"{self.path} cannot be written ({error.strerror}): its events are lost, training goes on"
+            )

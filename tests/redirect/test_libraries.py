@@ -1,0 +1,138 @@
+"""Libraries that train models, told to use the GPU: transformers' Trainer (with accelerate) and Lightning."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def needs(*libraries: str) -> pytest.MarkDecorator:
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]  # importing them changes torch
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+TRAINER = """
+    import json, torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    tokens = torch.randint(0, 64, (16, 12), generator=torch.Generator().manual_seed(0))
+    data = [{"input_ids": text, "labels": text} for text in tokens]
+
+    def losses(name, **options):
+        torch.manual_seed(0)
+        config = GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2, eos_token_id=0)
+        arguments = TrainingArguments(
+            name, max_steps=4, per_device_train_batch_size=8, logging_steps=1, learning_rate=1e-2, **options
+        )
+        assert (str(arguments.device), arguments.n_gpu) == ("cuda:0", 1)
+        trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, eval_dataset=data)
+        trainer.train()
+        logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        return [*logged, trainer.evaluate()["eval_loss"]]
+
+    print(json.dumps({
+        "plain": losses("plain"),
+        "fp16": losses("fp16", fp16=True),
+        "bf16": losses("bf16", bf16=True),
+        "bf16, checkpointing": losses("checkpointing", bf16=True, gradient_checkpointing=True),
+    }))
+"""
+
+LIGHTNING = """
+    import json, sys, torch
+    import pytorch_lightning as lightning
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+        def training_step(self, batch, index):
+            assert batch[0].is_cuda
+            loss = self.layers(batch[0]).pow(2).mean()
+            self.log("loss", loss, sync_dist=True)
+            self.log("examples", len(batch[0]), sync_dist=True)  # a whole number, averaged
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    def train(precision, devices=1, strategy="auto"):
+        lightning.seed_everything(0)
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(32, 8)), batch_size=4)
+        trainer = lightning.Trainer(
+            accelerator="gpu", devices=devices, strategy=strategy, precision=precision, max_epochs=1, logger=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )
+        trainer.fit(Model(), data)
+        where = str(trainer.strategy.root_device)
+        return [where, trainer.global_step, *(trainer.callback_metrics[name].item() for name in ("loss", "examples"))]
+
+    if __name__ == "__main__":
+        if sys.argv[1] == "one":
+            print(json.dumps({precision: train(precision) for precision in ("32-true", "16-mixed", "bf16-mixed")}))
+        else:
+            result = json.dumps(train("16-mixed", 2, "ddp"))
+            print(result + "\\n", end="", flush=True)
+"""
+
+
+@pytest.fixture
+def run_program(tmp_path):
+    def run(source: str, *arguments: str, **environment: str) -> list:
+        (tmp_path / "program.py").write_text(textwrap.dedent(source))
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "ditorch", "run", "program.py", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            env={
+                **os.environ,
+                "DITORCH_DISABLE_MOCK": "0",
+                "DITORCH_BACKEND": "sim",
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines() if line[:1] in "[{" and '"' in line]
+
+    return run
+
+
+@needs("transformers", "accelerate")
+def test_transformers_trainer(run_program):
+    [losses] = run_program(TRAINER, CUDA_VISIBLE_DEVICES="0")
+    for name, values in losses.items():
+        assert values == pytest.approx(losses["plain"], rel=1e-2), name
+        assert values[-1] < values[0]
+    assert losses["fp16"] != losses["plain"] != losses["bf16"]
+    assert losses["bf16, checkpointing"] == losses["bf16"]
+
+
+@needs("pytorch_lightning")
+def test_lightning_on_one_device(run_program):
+    [results] = run_program(LIGHTNING, "one")
+    plain = results["32-true"]
+    assert plain[:2] == ["cuda:0", 8]
+    for precision, result in results.items():
+        assert result == [*plain[:2], pytest.approx(plain[2], abs=0.01), 4], precision
+    assert results["16-mixed"][2] != plain[2] != results["bf16-mixed"][2]
+
+
+@needs("pytorch_lightning")
+def test_lightning_with_two_processes(run_program):
+    first, second = sorted(run_program(LIGHTNING, "two"))
+    assert (first[0], second[0]) == ("cuda:0", "cuda:1")
+    assert first[1:] == second[1:]
+    assert first[1] == 4
+    assert first[3] == 4
