@@ -49,6 +49,9 @@ MOST_ROUNDS = 41
 # ---- what is measured --------------------------------------------------------------------------------------------
 
 
+AUTOCOMPARE_REFERENCE, AUTOCOMPARE_ONCE = "OP_AUTOCOMPARE_REFERENCE", "OP_AUTOCOMPARE_ONCE"
+
+
 @dataclass(frozen=True)
 class Mode:
     """One way to use one tool."""
@@ -57,6 +60,7 @@ class Mode:
     tool: str  # its class in op_tools
     variables: dict[str, str] = field(default_factory=dict)
     needs: str = ""  # a variable that the implementation must know; without it, the mode is not there
+    slow: bool = False
 
     def missing(self, op_tools: Any) -> str:
         """Why it cannot be measured; empty where it can."""
@@ -72,16 +76,11 @@ MODES = (
     Mode("OpOverflowCheck", "OpOverflowCheck"),
     Mode("OpDtypeCast", "OpDtypeCast"),
     Mode("OpFallback, every op", "OpFallback"),
-    Mode("OpCapture, data", "OpCapture"),
+    Mode("OpCapture, data", "OpCapture", slow=True),
     Mode("OpCapture, statistics", "OpCapture", {"OP_CAPTURE_MODE": "statistics"}, "OP_CAPTURE_MODE"),
-    Mode("OpAutoCompare, cpu", "OpAutoCompare"),
-    Mode(
-        "OpAutoCompare, device",
-        "OpAutoCompare",
-        {"OP_AUTOCOMPARE_REFERENCE": "device"},
-        "OP_AUTOCOMPARE_REFERENCE",
-    ),
-    Mode("OpAutoCompare, once", "OpAutoCompare", {"OP_AUTOCOMPARE_ONCE": "1"}, "OP_AUTOCOMPARE_ONCE"),
+    Mode("OpAutoCompare, cpu", "OpAutoCompare", slow=True),
+    Mode("OpAutoCompare, device", "OpAutoCompare", {AUTOCOMPARE_REFERENCE: "device"}, AUTOCOMPARE_REFERENCE, slow=True),
+    Mode("OpAutoCompare, once", "OpAutoCompare", {AUTOCOMPARE_ONCE: "1"}, AUTOCOMPARE_ONCE, slow=True),
     Mode("a list of one op", "OpTimeMeasure", {"OP_TIME_MEASURE_LIST": "torch.nn.functional.gelu"}),
 )
 
@@ -294,11 +293,15 @@ class Bench:
         before = self.machine.reset_peaks()
         tool.start()
         try:
-            first = self._run(1).wall
-            warm_up = WARM_UP if first < budget / 8 else 1
-            self._run(warm_up - 1)
-            times = max(1, min(self._times, int(budget / 4 / first)))
-            steps = self._run(times)
+            steps, times, warm_up = self._run(1), 1, 0
+            first = steps.wall
+            if first < 2 * budget:
+                warm_up = WARM_UP if first < budget / 8 else 1
+                self._run(warm_up - 1)
+                times = max(1, min(self._times, int(budget / 4 / first)))
+                steps = self._run(times)
+            else:
+                result.problem = "the first step, for want of time"
             after = self.machine.peaks()
         finally:
             began = Seconds.now()
@@ -320,6 +323,9 @@ def _count_output(result: Result, out: Path, log: Path) -> None:
     sizes = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
     result.bytes_a_step, result.files_a_step = sum(sizes) / result.steps, len(sizes) / result.steps
     result.log_bytes_a_step = log.stat().st_size / result.steps
+    with open(log, errors="replace") as lines:
+        complaint = next((line.strip() for line in lines if line.startswith("op_tools:")), "")
+    result.problem = result.problem or complaint[:160]  # such as a full disk: the figures are then worth little
 
 
 def _summed_up(result: Result, rounds: list[Round], clock: str) -> Result:
@@ -367,20 +373,27 @@ class Schedule:
 
 
 def measure_all(machine: Machine, options: argparse.Namespace) -> list[Result]:
-    cases = [(preset, dtype) for preset in options.preset for dtype in options.dtype]
+    """The modes that take long come last, so that they cannot use up the others' time."""
     wanted = [mode for mode in MODES if not options.only or mode.title in options.only]
     runs = [(mode, level) for mode in wanted for level in ((1, 2) if options.verbose_2 else (1,))]
-    results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="op_tools_overhead_") as folder:
-        for preset, dtype in cases:
-            bench = Bench(machine, preset, dtype, Path(folder), options.time)
-            if not results:
-                results.append(import_only(bench, options.seconds / 20))
-                schedule = Schedule(0.9 * options.seconds, len(cases) * (count_present(runs) + 1))
+        benches = [
+            Bench(machine, preset, dtype, Path(folder), options.time)
+            for preset in options.preset
+            for dtype in options.dtype
+        ]
+        results = [import_only(benches[0], options.seconds / 20)]
+        schedule = Schedule(0.9 * options.seconds, len(benches) * (count_present(runs) + 1))
+        for bench in benches:
             results.append(bench.measure(Profiler, {}, schedule.next(), Result("torch.profiler")))
-            for mode, level in runs:
-                results.append(measure_mode(bench, mode, level, schedule, results))
-    return results
+        for slow in (False, True):
+            for bench in benches:
+                for mode, level in runs:
+                    if mode.slow == slow:
+                        results.append(measure_mode(bench, mode, level, schedule, results))
+    titles = ["import only", "torch.profiler", *(mode.title for mode in MODES)]
+    cases = [(bench.preset, bench.dtype) for bench in benches]
+    return sorted(results, key=lambda row: (cases.index((row.preset, row.dtype)), titles.index(row.title), row.verbose))
 
 
 def count_present(runs: list[tuple[Mode, int]]) -> int:
@@ -450,9 +463,10 @@ def _row(result: Result) -> str:
     if not result.ratio:
         return f"{title:34} {result.problem}"
     low, median, high = result.ratio
+    stop, wall = (f"{ratio:8.2f}" if ratio else f"{'':8}" for ratio in (result.ratio_with_stop, result.wall_ratio))
     return (
-        f"{title:34} {median:8.3f} {f'{low:.2f}–{high:.2f}':>14} {result.ratio_with_stop:8.2f} "
-        f"{result.wall_ratio:8.2f} {result.rounds:6} {_size(result.bytes_a_step):>8} {result.files_a_step:7.1f} "
+        f"{title:34} {median:8.3f} {f'{low:.2f}–{high:.2f}':>14} {stop} {wall} {result.rounds:6} "
+        f"{_size(result.bytes_a_step):>8} {result.files_a_step:7.1f} "
         f"{_size(result.log_bytes_a_step):>8} {_size(result.host_peak_growth):>8} "
         f"{_size(result.device_peak_growth):>8} {result.problem}"
     ).rstrip()
@@ -489,6 +503,9 @@ def main() -> None:
     machine = Machine(options.device)
     options.time = options.time or ("cpu" if machine.device in ("sim", "cpu") else "wall")
     options.preset = options.preset or (["h200"] if machine.device == "cuda" else ["tiny", "base"])
+    for folder in filter(None, (options.against, options.other)):
+        if not any(Path(folder).glob("op_tools*")):
+            parser.error(f"there is no op_tools in {folder}")
     if options.other:
         sys.path.insert(0, options.other)
     if options.against:

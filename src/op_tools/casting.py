@@ -161,7 +161,7 @@ class Cast:
 def cast_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], table: CastTable) -> Cast | None:
     """The call with its arguments cast; None where there is nothing to cast."""
     device_type = autocasting.active_device_type(args, kwargs)
-    if device_type is not None:
+    if device_type is not None and kwargs.get("out") is None:
         chosen = autocasting.chosen_dtype(kinds.short_name(name), device_type)
         if chosen is not None:
             # autocast would give the op this dtype, whatever its arguments are

@@ -53,6 +53,10 @@ class Seen:
         self.is_fast = is_fast  # matrix products in float32 may have been done in tf32
         self.changed = changed  # the call worked in place on some of its arguments
 
+    def depends_on_layout(self) -> bool:
+        """True where a copy of the arguments that lies differently in memory means something else."""
+        return traits.base_name(self.name) == "as_strided"
+
     def bytes(self) -> int:
         """The memory that it takes."""
         tensors = {id(tensor): tensor for tensor in (*self.given.tensors, *trees.tensors(self.result))}
@@ -97,14 +101,6 @@ class Comparison:
     @property
     def severity(self) -> float:
         return max((row.verdict.severity for row in self.rows if row.verdict is not None), default=0.0)
-
-
-def same_memory(seen: Seen) -> Comparison:
-    """For a view: its numbers are its input's, and it looks at them as it should."""
-    names = [f"{seen.name} {label}" for label in seen.given.labels("input")]
-    count = sum(1 for _ in trees.leaves(seen.result))
-    names += [f"{seen.name} output[{index}]" for index in range(count)] if count > 1 else [f"{seen.name} output"]
-    return Comparison([Row(name, verdict.RIGHT) for name in names])
 
 
 def for_backward(seen: Seen) -> Seen:
@@ -164,6 +160,14 @@ class Comparer:
             return Comparison(rows, pair.expected, pair.expected_gradients, pair.casts)
         except CannotCompare as error:
             return Comparison(failure=str(error))
+
+    def same_memory(self, seen: Seen) -> Comparison:
+        """For a view: its numbers are its input's, and it looks at them as it should."""
+        names = [f"{seen.name} {label}" for label in seen.given.labels("input")]
+        values = [value for _, value in trees.leaves(seen.result)]
+        names += [f"{seen.name} output" + (f"[{index}]" if len(values) > 1 else "") for index in range(len(values))]
+        tolerances = (self._tolerances.of(seen.name, value) for value in (*seen.given.leaves, *values))
+        return Comparison([Row(name, verdict.RIGHT, *tolerance) for name, tolerance in zip(names, tolerances)])
 
     # ---- the parts of a call -----------------------------------------------------------------------------------------
 
@@ -555,7 +559,8 @@ def _error_info(got: Tensor, expected: Any) -> str:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    return tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    plain = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    return plain.resolve_conj().resolve_neg()
 
 
 def _first_line(error: BaseException) -> str:

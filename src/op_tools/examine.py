@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
@@ -48,6 +48,11 @@ class Examiner:
             lambda: _forward_parts(seen, comparison),
         )
 
+    def view(self, call: OpCall, seen: Seen) -> Outcome:
+        """A call that has only looked at its input's memory in another way."""
+        comparison = self._comparer.same_memory(seen)
+        return self._outcome(call, comparison, "forward", lambda: _forward_rows(call.name, seen, comparison), list)
+
     def backward(self, call: OpCall, seen: Seen, grad_outputs: Gradients, grad_inputs: Gradients) -> Outcome:
         """The gradients of a call."""
         comparison = self._comparer.backward(seen, grad_outputs, grad_inputs)
@@ -65,7 +70,7 @@ class Examiner:
         comparison: Comparison,
         phase: str,
         rows: Callable[[], list[TableRow]],
-        parts: Callable[[], Iterator[Part]],
+        parts: Callable[[], Iterable[Part]],
     ) -> Outcome:
         outcome = Outcome(comparison)
         in_full = self._verbose >= 2 or not comparison.is_wrong
@@ -80,7 +85,7 @@ class Examiner:
         comparison.run = comparison.gradients = None
         return outcome
 
-    def _saved(self, call: OpCall, parts: Iterator[Part]) -> list[str]:
+    def _saved(self, call: OpCall, parts: Iterable[Part]) -> list[str]:
         when = paths.timestamp()
         folder = paths.autocompare_folder(self._out, call.name, call.id, when)
         details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}

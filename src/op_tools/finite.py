@@ -139,14 +139,11 @@ _key_functions: dict[torch.device, Callable[[], int]] = {}
 def _make_key_function(device: torch.device) -> Callable[[], int]:
     raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     if device.type == "cuda" and raw is not None:
-        return functools.partial(raw, device.index or 0)  # without making an object
-    stream_of, index = getattr(torch._C, "_accelerator_getStream", None), device.index or 0
+        with contextlib.suppress(RuntimeError):  # what calls itself cuda may be another device
+            raw(device.index or 0)
+            return functools.partial(raw, device.index or 0)  # without making an object
     clock = clock_of(device)
-    if clock is None:
-        return lambda: 0
-    if stream_of is not None and isinstance(clock.current_stream(), torch.Stream):
-        return lambda: int(stream_of(index).stream_id)
-    return lambda: stream_id(clock.current_stream())
+    return (lambda: 0) if clock is None else (lambda: stream_id(clock.current_stream()))
 
 
 def version_of(tensor: Tensor) -> int | None:

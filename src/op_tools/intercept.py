@@ -63,7 +63,7 @@ class Session:
 
     def step_began(self, number: int) -> None:
         for tool in self._tools:
-            tool.step_began(number)
+            unusual.with_modes_aside(tool.step_began, number)
         if any(tool.steps is not None for tool in self._tools):
             self._refresh()
 
@@ -160,7 +160,11 @@ def announce_applied(tool: Tool, name: str) -> None:
 
 _UNDECIDED = object()
 # what torch.compile knows to be true while it traces
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", None) or torch.compiler.is_compiling
+_is_compiling: Callable[[], bool] = (
+    getattr(torch.compiler, "is_dynamo_compiling", None)
+    or getattr(torch.compiler, "is_compiling", None)
+    or (lambda: False)
+)
 
 
 class Mode(TorchFunctionMode):

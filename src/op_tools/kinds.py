@@ -51,10 +51,14 @@ MOVERS = words(
     transpose_copy tril tril_ triu triu_ unbind_copy unfold_copy unsqueeze_copy view_as_complex_copy view_as_real_copy
     view_copy vstack where"""
 )
-# Their numbers come from elsewhere: no tensor, or only its shape, dtype and device.
+# Their numbers come from elsewhere: of a tensor they want only the shape, the dtype and the device, or none at all.
 FACTORIES = words(
     """_foreach_zero_ bernoulli_ cauchy_ exponential_ fill_ full_like geometric_ log_normal_ new_full new_ones
     new_tensor new_zeros normal_ ones_like rand_like randint_like randn_like random_ uniform_ zero_ zeros_like"""
+)
+CONSTRUCTORS = words(
+    """arange bartlett_window blackman_window eye full hamming_window hann_window kaiser_window linspace logspace ones rand
+    randint randn randperm scalar_tensor tensor tril_indices triu_indices zeros"""
 )
 # What is in their first argument does not matter.
 OVERWRITES = FACTORIES - {"bernoulli_", "_foreach_zero_"} | {"copy_"}

@@ -21,6 +21,12 @@ def complain(text: str) -> None:
     sys.stderr.write(f"op_tools: {text}\n")
 
 
+def in_short(error: BaseException) -> str:
+    """An error in one line of bearable length."""
+    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
 def say_once(*key: str, text: str) -> None:
     """Says something about `key` the first time only; silent at verbosity 0."""
     if _first_time(key) and settings.VERBOSE.get() >= 1:

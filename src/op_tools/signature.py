@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 Note = Any  # hashable: a plain value, or a tuple whose first part says what it is
 _LIST, _DICT, _SLICE = "[", "{", ":"
-_NOTHING_NAMED = ("kwargs", (_DICT,))
+_NOTHING_NAMED: Note = ("kwargs", (_DICT,))
 _LONGEST_LIST = 2  # of tensors; an optimizer's call has hundreds
 _LONGEST_LIST_OF_VALUES = 64
 _LONGEST_TEXT = 60
@@ -26,7 +26,9 @@ _texts: dict[Note, str] = {}
 
 def of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The arguments of a call; long lists are shortened."""
-    named = ("kwargs", _noted(kwargs)) if kwargs else _NOTHING_NAMED
+    named = _NOTHING_NAMED
+    if kwargs:
+        named = ("kwargs", (_DICT, *zip(kwargs, map(_noted_briefly, kwargs.values()))))
     return _in_words((_DICT, ("args", (_LIST, *map(_noted_briefly, args))), named))
 
 

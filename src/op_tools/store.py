@@ -79,7 +79,8 @@ class Files:
         value = {"name": content.name, "args": args, "kwargs": kwargs, "identifier": content.identifier}
         archive = Archive(value)
         files.put(f"{path}.json", [_described(content).encode()])  # first, so that no .pth is without it
-        key = (archive.pickle.replace(content.identifier.encode(), b""), *archive.checksums)
+        # all but the identifier, which is last
+        key = (archive.pickle[: archive.pickle.rfind(content.identifier.encode()) - 5], *archive.checksums)
         if self._known.link(key, path, archive.tensors):
             self.linked += 1
         else:
@@ -94,8 +95,8 @@ def _described(content: Content) -> str:
     """JSON with one line for each tensor or value."""
     head = {"name": content.name, "part": content.part, "identifier": content.identifier, **content.details}
     args, kwargs = content.taken.value
-    is_output = content.part == "output"
-    places = trees.results(args[0]) if is_output else trees.arguments(args, kwargs)
+    is_result = content.part == "output" and len(args) == 1
+    places = trees.results(args[0]) if is_result else trees.arguments(args, kwargs)
     role = {"input": "inputs", "output": "outputs"}.get(content.part, content.part)
     rows = ",\n  ".join(_row(f"{content.name} {role}{place}", value) for place, value in places)
     lines = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]

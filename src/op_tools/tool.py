@@ -11,7 +11,7 @@ from typing import Any, Callable, ClassVar, TypeVar
 
 import torch
 
-from op_tools import messages, settings
+from op_tools import messages, settings, unusual
 from op_tools.call import OpCall
 from op_tools.errors import SettingError
 from op_tools.gradients import Gradients
@@ -72,7 +72,7 @@ class Tool:
         session, self._session = self._session, None
         session.remove(self)
         self._name_unmatched_entries()
-        self.stopped()
+        unusual.with_modes_aside(self.stopped)
 
     end = stop
 
@@ -92,7 +92,7 @@ class Tool:
     def join(self, session: Any) -> None:
         """Begins to watch what `session` sees."""
         if self._session is None and self._read_settings():
-            self.started()
+            unusual.with_modes_aside(self.started)
             self._session = session
             session.add(self)
 

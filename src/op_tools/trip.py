@@ -144,7 +144,7 @@ class Trip:
     def _as_autocast_has_them(self) -> tuple[Args, Kwargs]:
         """The arguments in the dtype that the device's autocast gives them. The CPU's has a list of its own."""
         chosen = autocasting.chosen_dtype(self._call.short, self._device_type)
-        if chosen is None or "out" in self.kwargs:
+        if chosen is None or self.kwargs.get("out") is not None:
             return self.args, self.kwargs
         copies = {id(stand_in) for stand_in in self._stand_ins.stand_ins}
 

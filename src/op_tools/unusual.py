@@ -55,7 +55,7 @@ def _plain(kind: type) -> bool:
 _functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 _tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-if torch.version.cuda is None and torch.version.hip is None:
+if not torch.cuda.is_available():  # the question itself would raise on a build for CUDA without a driver
     _capturing = lambda: False  # noqa: E731
 
 
@@ -82,10 +82,11 @@ def modes_aside(also_function_modes: bool) -> Callable[..., Any] | None:
 
     None, which is usual, where no mode is on. Function modes are off already where we were called by one.
     """
-    return _run_with_modes_aside if also_function_modes or _dispatch_modes() else None
+    return with_modes_aside if also_function_modes or _dispatch_modes() else None
 
 
-def _run_with_modes_aside(function: Callable[..., Any], *arguments: Any) -> Any:
+def with_modes_aside(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls `function`; no tool and no mode sees the ops that it uses."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with torch._C.DisableTorchFunction(), _disable_current_modes():

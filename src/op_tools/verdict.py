@@ -232,7 +232,7 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
         return False
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(left.element_size())
     if left.is_complex():
-        left, right, whole = torch.view_as_real(left), torch.view_as_real(right), None
+        left, right, whole = _as_real(left), _as_real(right), None
     if whole is None or left.layout != torch.strided:
         return torch.equal(left, right)
     return torch.equal(left.view(whole), right.view(whole))

@@ -1,4 +1,4 @@
-"""OP_DTYPE_CAST_DICT and its variants for single ops: what they mean, and what is said when they cannot be understood."""
+"""OP_DTYPE_CAST_DICT and its variants for single ops: what they mean, and what is said when that is unclear."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from op_tools.errors import SettingError
             "torch.float16->torch.float32,torch.bfloat16->torch.float32",
             {torch.float16: torch.float32, torch.bfloat16: torch.float32},
         ),
-        (" torch.half -> torch.bfloat16 , double->float ,", {torch.float16: torch.bfloat16, torch.float64: torch.float32}),
+        (
+            " torch.half -> torch.bfloat16 , double->float ,",
+            {torch.float16: torch.bfloat16, torch.float64: torch.float32},
+        ),
         ("torch.int64->torch.int32", {torch.int64: torch.int32}),
         ("torch.float16->torch.float32,torch.half->torch.float", {torch.float16: torch.float32}),
     ],

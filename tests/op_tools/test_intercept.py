@@ -493,3 +493,20 @@ class TestUnusual:
 
 def _scriptable(x: torch.Tensor) -> torch.Tensor:
     return x * 2 + 1
+
+
+def test_what_a_tool_computes_at_start_stop_and_step_is_not_seen_by_others(device):
+    class Computing(Recorder):
+        def started(self):
+            super().started()
+            torch.ones(3, device=device) + 1
+
+        def stopped(self):
+            torch.ones(3, device=device) * 2
+
+        def step_began(self, step):
+            torch.ones(3, device=device) - 1
+
+    with Recorder() as recorder, Computing():
+        op_tools.step()
+    assert recorder.names == []

@@ -235,6 +235,7 @@ def test_numpy_values(tmp_path):
     assert isinstance(unstorable, encoding.Unstorable)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 def test_sparse_tensors(tmp_path, layout):
     dense = torch.eye(3)

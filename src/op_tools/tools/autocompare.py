@@ -137,7 +137,7 @@ class OpAutoCompare(Tool):
             return None
         seen = state.seen(call)
         if seen.given is state.live:
-            self._take(call, Outcome(compare.same_memory(seen)))
+            self._take(call, self._examiner.view(call, seen))
         else:
             seen.kept = state.live.copied()
             seen.result = snapshot.host_copy(call.result)
@@ -147,7 +147,7 @@ class OpAutoCompare(Tool):
                 return None
         if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in trees.tensors(call.result)):
             return None
-        return self._memory.keep(compare.for_backward(seen))
+        return None if seen.depends_on_layout() else self._memory.keep(compare.for_backward(seen))
 
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
         seen = state.taken()

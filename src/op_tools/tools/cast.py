@@ -68,9 +68,8 @@ class OpDtypeCast(Tool):
             with torch._C.DisableTorchFunction():
                 cast = cast_call(call.name, args, kwargs, table)
         except Exception as error:  # noqa: BLE001  the op itself must not be lost
-            messages.complain_once(
-                "cast", call.name, text=f"OpDtypeCast could not cast the arguments of {call.name}: {error!r}"
-            )
+            text = f"OpDtypeCast could not cast the arguments of {call.name}: {messages.in_short(error)}"
+            messages.complain_once("cast", call.name, text=text)
             cast = None
         if cast is None:
             return proceed(*args, **kwargs)
@@ -95,7 +94,7 @@ class OpDtypeCast(Tool):
 def _reason_to_leave(short_name: str, spelt_out: bool) -> str | None:
     if short_name in kinds.VIEWS or short_name in kinds.PERHAPS_VIEWS or short_name in kinds.NO_ARITHMETIC:
         return "its result shares memory with its argument, or is there to have this dtype"
-    if short_name in kinds.FACTORIES:
+    if short_name in kinds.FACTORIES or short_name in kinds.CONSTRUCTORS:
         return "it does not compute with its arguments"
     if short_name in kinds.MOVERS and not spelt_out:
         return "it only moves data"

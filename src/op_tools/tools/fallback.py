@@ -40,7 +40,7 @@ Kwargs = dict[str, Any]
 
 # besides NotImplementedError: how backends say that they lack an op, or a dtype of it
 _MISSING = re.compile(
-    r"not (?:currently |yet )?(?:implemented|supported)|unsupported|does(?:n't| not) support|Could not run"
+    r"not (?:currently |yet )?(?:implemented|supported)|unsupported(?! operation:)|does(?:n't| not) support|Could not run"
 )
 
 
@@ -87,7 +87,7 @@ class OpFallback(Tool):
             # half-way: what it wrote by then has counted up versions, and then it must not be run once more.
             if not is_missing(error) or before is None or _versions(args, kwargs) != before:
                 raise
-            because = self._not_on_device[key] = _in_short(error)
+            because = self._not_on_device[key] = messages.in_short(error)
             return self._on_cpu(call, proceed, args, kwargs, because, error)
 
     def _on_cpu(
@@ -107,7 +107,9 @@ class OpFallback(Tool):
                 return brought_home
             self._not_on_cpu.add(_key(call, args, kwargs))
             messages.complain_once(
-                "not on CPU", call.name, text=f"{call.name} stays on the device, the CPU lacks it: {_in_short(missing)}"
+                "not on CPU",
+                call.name,
+                text=f"{call.name} stays on the device, the CPU lacks it: {messages.in_short(missing)}",
             )
         if device_error is not None:
             raise device_error
@@ -126,7 +128,9 @@ class OpFallback(Tool):
             return None if home is None else Trip(arguments, home)
         except Exception as error:  # noqa: BLE001  the op itself must not be lost
             messages.complain_once(
-                "fallback", call.name, text=f"OpFallback could not bring {call.name} to the CPU: {_in_short(error)}"
+                "fallback",
+                call.name,
+                text=f"OpFallback could not bring {call.name} to the CPU: {messages.in_short(error)}",
             )
             return None
 
@@ -194,11 +198,6 @@ def _versions(args: Args, kwargs: Kwargs) -> list[int | None] | None:
 
 def _key(call: OpCall, args: Args, kwargs: Kwargs) -> Any:
     return call.name, frozenset(tensor.dtype for tensor in trees.tensors((args, kwargs)))
-
-
-def _in_short(error: Exception) -> str:
-    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return text if len(text) <= 100 else f"{text[:99]}…"
 
 
 def _reason_to_stay(short_name: str, spelt_out: bool) -> str | None:

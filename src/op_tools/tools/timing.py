@@ -73,15 +73,16 @@ class OpTimeMeasure(Tool):
     def stopped(self) -> None:
         for thread in list(self._threads.values()):
             self._hand_over(thread)
-        self._ledger.close()
-        if self.verbose == 2 and self._shown:
+        ledger = self._ledger
+        ledger.close()
+        if self.verbose >= 1 and ledger.totals:
+            messages.say(_summary(ledger))
+        if self._shown:
             messages.say(show.table(COLUMNS[:5], self._shown))
-        if self.verbose >= 1 and self._ledger.totals:
-            messages.say(_summary(self._ledger))
-        if self.verbose >= 1 and self._ledger.rows.written:
-            messages.say(f"op elasped info saved to {self._ledger.rows.path}")
-        if self.verbose >= 1 and self._ledger.trace.written:
-            messages.say(f"op trace for https://ui.perfetto.dev saved to {self._ledger.trace.path}")
+        if self.verbose >= 1 and ledger.rows.written:
+            messages.say(f"op elasped info saved to {ledger.rows.path}")
+        if self.verbose >= 1 and ledger.trace.written:
+            messages.say(f"op trace for https://ui.perfetto.dev saved to {ledger.trace.path}")
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
