@@ -1,6 +1,6 @@
 """Does OpAutoCompare name the guilty op, and nothing else? Single faults in models and ops, one at a time.
 
-    python benchmarks/fault_finding.py [--device sim] [--only GPT] [--quick] [--jobs 2] [--json FILE]
+    python benchmarks/fault_finding.py [--device sim] [--only GPT] [--every 4] [--jobs 2] [--json FILE]
 
 Each fault breaks one kernel of the device (docs/faults.md) for one training step, or for one call of a single op. The
 call that used the broken kernel must be blamed, in the pass that used it. Two rules stand side by side: the contract's
@@ -299,9 +299,10 @@ def run_batch(job: tuple[str, str, str, int, int, str]) -> Batch:
             for _ in range(healthy_steps if name != "ops" else 1):
                 _healthy(batch, work, reference)
             kernels = _kernels_of(work)
-            # of the many combinations with single ops, some: another part of them for each op
+            # of the many combinations some, and others for each dtype and op
             planned = list(faults_for(kernels, dtype))
-            planned = planned[index % (stride * 4) :: stride * 4] if name == "ops" else planned[::stride]
+            step = stride * 4 if name == "ops" else stride
+            planned = planned[(index + list(DTYPES).index(dtype)) % step :: step]
             for kernel, phase, text in planned:
                 _broken(batch, work, dtype, kernel, phase, text, reference)
         if name == "GPT":
@@ -461,14 +462,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[*models.SMALL, "ops"], help="models, or ops")
     parser.add_argument("--dtypes", nargs="*", default=list(DTYPES))
     parser.add_argument("--reference", default="cpu")
-    parser.add_argument("--healthy-steps", type=int, default=20)
-    parser.add_argument("--quick", action="store_true", help="every sixth fault, two healthy steps")
+    parser.add_argument("--healthy-steps", type=int, default=50)
+    parser.add_argument("--every", type=int, default=4, help="of all combinations, every so many; 1: all, an hour")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    stride, steps = (6, 2) if options.quick else (1, options.healthy_steps)
     jobs = [
-        (name, dtype, options.device, steps, stride, options.reference)
+        (name, dtype, options.device, options.healthy_steps, options.every, options.reference)
         for name in options.only
         for dtype in options.dtypes
     ]

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-from torch._utils import _rebuild_tensor_v2
+from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
 from op_tools.files import Buffer
 from op_tools.snapshot import HostStorage, HostTensor
@@ -92,10 +92,12 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not HostTensor:
             return NotImplemented
-        arguments = (value.storage, value.offset, value.shape, value.stored_stride, value.requires_grad, _NO_HOOKS)
+        arguments = (value.storage, value.offset, value.shape, value.stored_stride)
         if value.dtype in _STORAGE_CLASSES:
-            return _rebuild_tensor_v2, arguments
-        return torch._utils._rebuild_tensor_v3, (*arguments, value.dtype)
+            return _rebuild_tensor_v2, (*arguments, value.requires_grad, _NO_HOOKS)
+        if value.requires_grad:  # a tensor of these dtypes cannot be made with it, but a parameter can
+            return _rebuild_parameter, (value.without_gradient(), True, _NO_HOOKS)
+        return torch._utils._rebuild_tensor_v3, (*arguments, False, _NO_HOOKS, value.dtype)
 
 
 def bytes_at(address: int, length: int) -> Buffer:

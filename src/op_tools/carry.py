@@ -65,7 +65,8 @@ def _copies(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
             done.update(group)
     for place, tensor in enumerate(tensors):
         if place not in done:
-            copies[place] = move(tensor)
+            # a copy under way must not need a second step on the host: that would not wait for it
+            copies[place] = move(tensor.contiguous() if layouts[place] is GAPS else tensor)
     if device.type == "cpu":
         _wait_for(dict.fromkeys([tensor.device for tensor in tensors]))
     for place, layout in enumerate(layouts):
@@ -75,7 +76,8 @@ def _copies(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.to(CPU, non_blocking=_current_stream(tensor.device.type) is not None)
+    is_async = _current_stream(tensor.device.type) is not None and layout_of(tensor) is DENSE
+    return tensor.to(CPU, non_blocking=is_async)
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:

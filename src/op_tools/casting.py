@@ -125,6 +125,8 @@ class Cast:
                 if kind.results is None:
                     kind.results = self._native_dtypes(func)
                 dtype = kind.results[min(number, len(kind.results) - 1)]
+                if tensor.is_complex() and not dtype.is_complex:  # by rule, for an op that makes complex numbers
+                    dtype = _COMPLEX.get(dtype, tensor.dtype)
                 if dtype is not tensor.dtype:
                     self.outputs.append((number, tensor.dtype, dtype))
         for (number, _, _), copy in zip(self.outputs, self._cast_back(results)):

@@ -57,8 +57,8 @@ FACTORIES = words(
     new_tensor new_zeros normal_ ones_like rand_like randint_like randn_like random_ uniform_ zero_ zeros_like"""
 )
 CONSTRUCTORS = words(
-    """arange bartlett_window blackman_window eye full hamming_window hann_window kaiser_window linspace logspace ones rand
-    randint randn randperm scalar_tensor tensor tril_indices triu_indices zeros"""
+    """arange bartlett_window blackman_window eye full hamming_window hann_window kaiser_window linspace logspace ones
+    rand randint randn randperm scalar_tensor tensor tril_indices triu_indices zeros"""
 )
 # What is in their first argument does not matter.
 OVERWRITES = FACTORIES - {"bernoulli_", "_foreach_zero_"} | {"copy_"}
@@ -87,7 +87,10 @@ def silently_written(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[s
     """The arguments that an op may write into without counting up their versions."""
     if name in _WRITE_IN_TRAINING and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
         return []
-    places = _WRITE_IN_TRAINING.get(name) or _written_places(name, func)
+    places = _WRITE_IN_TRAINING.get(name)
+    if places is None:
+        is_registered = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+        places = _written_places(func if is_registered else short_name(name))
     return [
         kwargs[key] if key in kwargs else args[position]
         for position, key in places
@@ -96,17 +99,16 @@ def silently_written(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 @lru_cache(maxsize=4096)
-def _written_places(name: str, func: Any) -> tuple[tuple[int, str], ...]:
-    """Positions and names, as the op's schemas have them."""
-    short = short_name(name)
-    if isinstance(func, torch._ops.OpOverload):
-        schemas = [func._schema]
-    elif isinstance(func, torch._ops.OpOverloadPacket):
-        schemas = [getattr(func, overload)._schema for overload in func.overloads()]
-    elif short.startswith("_") and not short.startswith("_foreach"):  # fused optimizers, GradScaler's kernels
-        schemas = torch._C._jit_get_schemas_for_operator(f"aten::{short}")
+def _written_places(op: Any) -> tuple[tuple[int, str], ...]:
+    """Positions and names of what an op writes into, as its schemas have them."""
+    if isinstance(op, torch._ops.OpOverload):
+        schemas = [op._schema]
+    elif isinstance(op, torch._ops.OpOverloadPacket):
+        schemas = [getattr(op, overload)._schema for overload in op.overloads()]
+    elif op.startswith("_") and not op.startswith("_foreach"):  # fused optimizers, GradScaler's kernels
+        schemas = torch._C._jit_get_schemas_for_operator(f"aten::{op}")
     else:
-        return ()
+        return ()  # torch's public ops count
     return tuple(
         {
             (_NOWHERE if argument.kwarg_only else position, argument.name)

@@ -52,10 +52,10 @@ def _not_taken(path: Path) -> Path:
     """Two tables of one process may begin within a second; the process is in the name, so no other can take it."""
     with _lock:
         unused, number = path, 1
-        while unused in _taken:
+        while unused.absolute() in _taken:
             number += 1
             unused = path.with_name(f"{path.stem}_{number}{path.suffix}")
-        _taken.add(unused)
+        _taken.add(unused.absolute())
         return unused
 
 

@@ -167,7 +167,9 @@ AUTOCOMPARE_ONCE = Setting(
     _switch,
     "1: OpAutoCompare looks once at each distinct call: op, shapes, dtypes, strides and source line",
 )
-AUTOCOMPARE_EVERY = Setting("OP_AUTOCOMPARE_EVERY", 1, _positive, "OpAutoCompare looks at every N-th training step only")
+AUTOCOMPARE_EVERY = Setting(
+    "OP_AUTOCOMPARE_EVERY", 1, _positive, "OpAutoCompare looks at every N-th training step only"
+)
 AUTOCOMPARE_WORKER = Setting(
     "OP_AUTOCOMPARE_WORKER", 0, _not_negative, "how many processes compare for OpAutoCompare while training goes on"
 )

@@ -71,6 +71,14 @@ class HostTensor:
         self.offset = 0
         self.storage: HostStorage | None = None
 
+    def without_gradient(self) -> HostTensor:
+        """The same, not requiring one."""
+        other = HostTensor.__new__(HostTensor)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.requires_grad = False
+        return other
+
     def __str__(self) -> str:
         return f"<tensor {self.shape}>"
 

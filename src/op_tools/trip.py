@@ -102,6 +102,11 @@ class Trip:
         known.update(zip(new, self._brought_home(list(new.values()))))
         return trees.map_tensors(lambda tensor: known.get(id(tensor), tensor), result)
 
+    @property
+    def is_of_torch(self) -> bool:
+        """False for ops and functions of third parties."""
+        return bool(self._call.short)
+
     def unchanged(self) -> bool:
         """True where the op has written nothing yet, so that it can be run once more."""
         return not self._stand_ins.changed()

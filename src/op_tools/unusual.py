@@ -55,7 +55,8 @@ def _plain(kind: type) -> bool:
 _functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 _tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-if not torch.cuda.is_available():  # the question itself would raise on a build for CUDA without a driver
+# the question itself would raise without a driver; torch.cuda.is_available() may speak of another accelerator (ditorch)
+if not getattr(torch._C, "_cuda_getDeviceCount", int)():
     _capturing = lambda: False  # noqa: E731
 
 

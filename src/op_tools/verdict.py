@@ -292,7 +292,7 @@ class _Block:
         self.usual = None if same is None else same - expected
         if not self._is_finite():
             self._set_nonfinite_aside(got, expected, same, precision)
-        self.magnitude = (self.expected.abs() if magnitude is None else magnitude).contiguous()
+        self.magnitude = (self.expected.abs() if magnitude is None else magnitude.nan_to_num(0.0, 0.0)).contiguous()
         power_of_two = (self.magnitude.view(torch.int64) & _EXPONENT).view(torch.float64)
         self.ulp = (power_of_two * precision.eps).clamp_min_(2 * precision.smallest)
 

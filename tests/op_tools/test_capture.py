@@ -62,7 +62,8 @@ def test_all_four_parts_of_a_call(device):
         (y * 2).sum().backward()
     (folder,) = store.find_captures(ROOT)
     assert re.fullmatch(
-        rf"torch\.nn\.functional\.linear/{os.getpid()}/\d+/\d{{4}}-\d\d-\d\d-\d\d-\d\d-\d\d", str(folder.relative_to(ROOT))
+        rf"torch\.nn\.functional\.linear/{os.getpid()}/\d+/\d{{4}}-\d\d-\d\d-\d\d-\d\d-\d\d",
+        str(folder.relative_to(ROOT)),
     )
     parts = sorted(f"{part}.pth{end}" for part in store.PARTS for end in ("", ".json"))
     assert sorted(os.listdir(folder)) == parts

@@ -550,7 +550,7 @@ def test_what_the_cpu_lacks_stays_on_the_device(device, missing, capsys):
         assert ops.on_device(x).tolist() == [2, 2]
         assert ops.on_device(x).tolist() == [2, 2]
     assert tried == ["cpu", "device", "device"]
-    assert capsys.readouterr().err.count("stays on the device, the CPU lacks it: NotImplementedError") == 1
+    assert capsys.readouterr().err.count("stays on the device, it does not run on the CPU: NotImplementedError") == 1
 
 
 def test_what_the_cpu_lacks_in_half_precision_is_computed_in_float32(device, missing):

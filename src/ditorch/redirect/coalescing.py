@@ -26,7 +26,7 @@ def _one_by_one(original: Callable[..., Any]) -> Callable[..., Any]:
     def manager(group: Any = None, device: Any = None, async_ops: bool = False) -> Any:
         if device is None or _can_coalesce(group, torch.device(device)):
             return original(group, device, async_ops)
-        return _collecting(original, group, async_ops)
+        return _collecting(async_ops)
 
     return manager
 
@@ -38,16 +38,15 @@ def _can_coalesce(group: Any, device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
-def _collecting(original: Callable[..., Any], group: Any, async_ops: bool) -> Iterator[Any]:
+def _collecting(async_ops: bool) -> Iterator[Any]:
     """What is started inside is done when the block ends, or when what the block is bound to has been waited for."""
-    with original(group, None, async_ops) as together:
-        with _Collector() as collector:
-            yield together
-        for work in collector.works:
-            if async_ops:
-                together.append(work)
-            else:
-                work.wait()
+    together = torch.distributed.distributed_c10d._CoalescingManager()
+    with _Collector() as collector:
+        yield together
+    for work in collector.works:
+        together.append(work)
+    if not async_ops:
+        together.wait()
 
 
 class _Collector(TorchDispatchMode):

@@ -23,7 +23,6 @@ from op_tools.tool import Tool
 from op_tools.tools.capture_statistics import Statistics
 from op_tools.writer import Writer
 
-
 Result = TypeVar("Result")
 
 

@@ -40,7 +40,7 @@ Kwargs = dict[str, Any]
 
 # besides NotImplementedError: how backends say that they lack an op, or a dtype of it
 _MISSING = re.compile(
-    r"not (?:currently |yet )?(?:implemented|supported)|unsupported(?! operation:)|does(?:n't| not) support|Could not run"
+    "not (?:currently |yet )?(?:implemented|supported)|unsupported(?! operation:)|does(?:n't| not) support"
 )
 
 
@@ -106,11 +106,8 @@ class OpFallback(Tool):
                     _show(call, inputs, brought_home, result)
                 return brought_home
             self._not_on_cpu.add(_key(call, args, kwargs))
-            messages.complain_once(
-                "not on CPU",
-                call.name,
-                text=f"{call.name} stays on the device, the CPU lacks it: {messages.in_short(missing)}",
-            )
+            text = f"{call.name} stays on the device, it does not run on the CPU: {messages.in_short(missing)}"
+            messages.complain_once("not on CPU", call.name, text=text)
         if device_error is not None:
             raise device_error
         return proceed(*args, **kwargs)
@@ -127,11 +124,8 @@ class OpFallback(Tool):
             home = arguments.home()
             return None if home is None else Trip(arguments, home)
         except Exception as error:  # noqa: BLE001  the op itself must not be lost
-            messages.complain_once(
-                "fallback",
-                call.name,
-                text=f"OpFallback could not bring {call.name} to the CPU: {messages.in_short(error)}",
-            )
+            text = f"OpFallback could not bring {call.name} to the CPU: {messages.in_short(error)}"
+            messages.complain_once("fallback", call.name, text=text)
             return None
 
     def _in_float32(
@@ -168,15 +162,18 @@ class _Fallen:
 
 def is_missing(error: Exception) -> bool:
     """Whether a device says that it does not have an op, or not for this dtype."""
-    return isinstance(error, NotImplementedError) or _MISSING.search(str(error)) is not None
+    if isinstance(error, NotImplementedError):
+        return True
+    return isinstance(error, RuntimeError) and _MISSING.search(str(error)) is not None
 
 
 def _attempt(trip: Trip, run: Callable[[Proceed], Any], proceed: Proceed) -> tuple[Any, Exception | None]:
     """The result; or the error, where the CPU does not have the op and nothing has been done yet."""
     try:
         return run(proceed), None
-    except RuntimeError as error:
-        if not is_missing(error) or not trip.unchanged():
+    except Exception as error:
+        # a third party's kernel for the device finds many words for that
+        if not trip.unchanged() or not (is_missing(error) or not trip.is_of_torch):
             raise
         return None, error
 

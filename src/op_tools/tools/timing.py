@@ -1,9 +1,9 @@
 """OpTimeMeasure: forward and backward time of every op call.
 
-    +----------------------------+-------+---------+----------+--------+--------+-------+------+
-    |            name            | calls | forward | backward | total  |  mean  | share | unit |
-    +----------------------------+-------+---------+----------+--------+--------+-------+------+
-    | torch.nn.functional.linear |  170  | 93.816  | 145.911  | 239.72 | 1.4101 | 71.3% |  ms  |
+    +----------------------------+-------+---------+----------+---------+-------+-------+------+
+    |            name            | calls | forward | backward |  total  | mean  | share | unit |
+    +----------------------------+-------+---------+----------+---------+-------+-------+------+
+    | torch.nn.functional.linear |  170  | 93.816  | 145.911  | 239.727 | 1.410 | 71.3% |  ms  |
     …
     op elasped info saved to op_tools_results/op_time_measure_result/op_elasped_info_pid4711_2026-01-02-03-04-05.csv
 
