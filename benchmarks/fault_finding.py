@@ -205,7 +205,7 @@ def observed(work: Callable[[], None], injected: Any, reference: str) -> Outcome
     import op_tools
     from op_tools.tool import Tool
 
-    struck = (lambda: sum(injected.struck.values())) if injected is not None else (lambda: 0)
+    struck = (lambda: sum(injected.effective.values())) if injected is not None else (lambda: 0)
     outcome = Outcome(blamed={"allclose": set(), "verdict": set()}, alarms={"allclose": [], "verdict": []})
 
     class Truth(Tool):

@@ -10,7 +10,8 @@ from typing import Any, Callable
 
 from op_tools import blame, messages, paths, show, store, trees
 from op_tools.call import OpCall
-from op_tools.compare import Comparer, Comparison, Seen
+from op_tools.compare import Comparer, Comparison
+from op_tools.pair import Seen
 
 _MOST_SHOWN = 8  # wrong calls of one place in the program that are shown and saved in full
 

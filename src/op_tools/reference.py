@@ -95,22 +95,25 @@ class Way:
         self.convert = convert or (lambda tensor: tensor.to(dtypes.get(tensor.dtype, tensor.dtype)))
         self.autocast = autocast
 
-    def then(self, name: str, change: Convert) -> Way:
+    def then(self, change: Convert) -> Way:
         """The same way with something done to every floating-point tensor in the end."""
         before = self.convert
-        return Way(name, self.dtypes, self.device, lambda tensor: change(before(tensor)), self.autocast)
+        return Way(self.name, self.dtypes, self.device, lambda tensor: change(before(tensor)), self.autocast)
 
 
 class Run:
     """A call that has run again: its result, and its arguments as they are now."""
 
-    __slots__ = ("_leaves", "arguments", "result", "results", "way")
+    __slots__ = ("_leaves", "arguments", "result", "results", "way", "written")
 
-    def __init__(self, way: Way, arguments: Arguments, result: Any, leaves: list[Tensor | None]) -> None:
+    def __init__(
+        self, way: Way, arguments: Arguments, result: Any, leaves: list[Tensor | None], written: list[Tensor]
+    ) -> None:
         self.way = way
         self.arguments = arguments
         self.result = result
         self.results = [value for _, value in trees.leaves(result)]
+        self.written = written  # the arguments that the call has worked in place on
         self._leaves = leaves  # one for each tensor among the arguments; None where no gradient is wanted
 
     def gradients(self, grad_outputs: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -159,16 +162,14 @@ def run(
         arguments = given.mapped(elsewhere)
     args = _adapted(arguments.args, way, None)
     kwargs = {key: _adapted(value, way, key) for key, value in arguments.kwargs.items()}
-    versions = None if changes_inputs else [tensor._version for tensor in arguments.tensors if not tensor.is_inference()]
+    lent = [tensor for tensor in arguments.tensors if not tensor.is_inference()]
+    versions = [tensor._version for tensor in lent]
     with _undisturbed(way.autocast, graph):
         result = function(*args, **kwargs)
-    if versions is not None and versions != [t._version for t in arguments.tensors if not t.is_inference()]:
-        raise ChangedInputs
-    return Run(way, Arguments(args, kwargs), result, [leaves.get(id(tensor)) for tensor in given.tensors])
-
-
-class ChangedInputs(Exception):  # noqa: N818  it is no error: the call must be run with copies
-    """The call changed arguments that were lent to it."""
+    written = [tensor for tensor, version in zip(lent, versions) if tensor._version != version]
+    if written and not changes_inputs:
+        raise RuntimeError("it changes its arguments on the CPU, which it does not on the device")
+    return Run(way, Arguments(args, kwargs), result, [leaves.get(id(tensor)) for tensor in given.tensors], written)
 
 
 def _adapted(value: Any, way: Way, key: str | None) -> Any:
@@ -193,6 +194,35 @@ def _names_device(text: str) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+_OWN_METHODS = ("cuda", "xpu", "hpu", "ipu", "mtia", "npu", "mlu", "musa", "gcu")
+
+
+def stand_in(name: str) -> Callable[..., Any] | None:
+    """What runs in place of a method that brings a tensor to the accelerator; None for all others."""
+    home, _, method = name.rpartition(".")
+    is_own = method in _OWN_METHODS or method == torch._C._get_privateuse1_backend_name()
+    return (lambda tensor, *args, **kwargs: tensor.clone()) if is_own and home == "torch.Tensor" else None
+
+
+def higher_on(tensors: Sequence[Tensor], wanted: Dtypes) -> Dtypes:
+    """The dtypes for a run on the device itself. Some devices have no float64: there float32 must do."""
+    device = next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
+    if device is None or _has_float64(device.type):
+        return wanted
+    return {**SINGLE, **{source: target for source, target in wanted.items() if target in _SINGLES}}
+
+
+_SINGLES = (torch.float32, torch.complex64)
+
+
+@functools.lru_cache(maxsize=16)
+def _has_float64(device_type: str) -> bool:
+    try:
+        return bool((torch.ones(1, dtype=torch.float64, device=device_type) + 1).item() == 2)
+    except Exception:  # noqa: BLE001  each vendor has errors of its own
+        return False
 
 
 # ---- views -----------------------------------------------------------------------------------------------------------

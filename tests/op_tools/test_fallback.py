@@ -476,6 +476,9 @@ def missing(device):
     def refuse(*args):
         raise NotImplementedError("Could not run 'it' on this device\nat length")
 
+    def strange(*args):
+        raise ValueError("pointer 0 cannot be accessed")
+
     def refuse_half(x):
         if x.dtype == torch.bfloat16:
             raise RuntimeError("\"it\" not implemented for 'BFloat16'")
@@ -488,6 +491,7 @@ def missing(device):
     define("on_cpu(Tensor x) -> Tensor", lambda x: x + 1, refuse)
     define("on_device(Tensor x) -> Tensor", refuse, lambda x: x + 1)
     define("on_neither(Tensor x) -> Tensor", refuse, refuse)
+    define("for_the_device(Tensor x) -> Tensor", strange, lambda x: x + 1)
     define("not_half_on_cpu(Tensor x) -> Tensor", refuse_half, refuse)
     define("not_half_on_device(Tensor x) -> Tensor", lambda x: x + 1, refuse_half)
     define("half_way(Tensor(a!) x) -> ()", lambda x: None, half_way)
@@ -551,6 +555,14 @@ def test_what_the_cpu_lacks_stays_on_the_device(device, missing, capsys):
         assert ops.on_device(x).tolist() == [2, 2]
     assert tried == ["cpu", "device", "device"]
     assert capsys.readouterr().err.count("stays on the device, it does not run on the CPU: NotImplementedError") == 1
+
+
+def test_a_third_partys_kernel_for_the_device_stays_there(device, missing, capsys):
+    ops, tried = missing
+    with op_tools.OpFallback():
+        assert ops.for_the_device(torch.ones(2, device=device)).tolist() == [2, 2]
+    assert tried == ["cpu", "device"]
+    assert "it does not run on the CPU: ValueError: pointer 0 cannot be accessed" in capsys.readouterr().err
 
 
 def test_what_the_cpu_lacks_in_half_precision_is_computed_in_float32(device, missing):

@@ -588,6 +588,20 @@ def line_of(text):
     return next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip().startswith(text))
 
 
+def test_a_program_for_cuda_that_ditorch_runs_elsewhere(run_python, tmp_path):
+    program = """
+        import torch, ditorch, op_tools
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        with op_tools.OpTimeMeasure():
+            x.exp().sum().backward()
+        """
+    done = run_python(program, DITORCH_DISABLE_MOCK="0", DITORCH_BACKEND="sim", OP_TOOLS_OUT=str(tmp_path))
+    assert [row[0] for row in summary_of(done.stdout)].count("torch.Tensor.exp") == 1
+    (rows,) = tables(tmp_path)
+    assert all(row["backward_elasped"] for row in rows)
+    assert "op_tools:" not in done.stderr
+
+
 class TestSettings:
     @pytest.mark.parametrize("value", ["-1", "many", "1.5"])
     def test_a_variable_that_cannot_be_understood(self, monkeypatch, value):

@@ -48,6 +48,15 @@ def test_accumulation_in_bfloat16_is_wrong_as_a_bfloat16_sum_is(square):
     assert 1e-4 < error.max() < 2**-7
 
 
+def test_a_fault_without_effect_is_told_apart(device):
+    with faults.inject("aten.exp: scale=2; aten.neg: negate") as injection:
+        torch.neg(torch.zeros(3, device=device))
+        torch.exp(torch.zeros(3, device=device))
+        torch.neg(torch.ones(3, device=device))
+    assert injection.struck == {"aten.exp: scale=2": 1, "aten.neg: negate": 2}
+    assert injection.effective == {"aten.exp: scale=2": 1, "aten.neg: negate": 1}
+
+
 def test_index_reads_beside_the_place(device):
     weight = torch.arange(12.0, device=device).view(4, 3)
     indices = torch.tensor([0, 1, 3], device=device)

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import autocasting, blame, compare, kinds, messages, paths, reference, settings, snapshot, traits, trees
+from op_tools import autocasting, blame, kinds, messages, paths, reference, settings, snapshot, traits, trees
 from op_tools.call import OpCall
-from op_tools.compare import Comparer, Seen
+from op_tools.compare import Comparer
 from op_tools.dtypes import read_cast_tables
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.examine import Examiner, Outcome
 from op_tools.finite import version_of
 from op_tools.gradients import Gradients
+from op_tools.pair import Seen
 from op_tools.reference import Arguments
 from op_tools.rows import CsvFile
 from op_tools.tolerance import Tolerances
@@ -138,6 +139,7 @@ class OpAutoCompare(Tool):
         seen = state.seen(call)
         if seen.given is state.live:
             self._take(call, self._examiner.view(call, seen))
+            seen.given = state.live.mapped(reference.hollow)
         else:
             seen.kept = state.live.copied()
             seen.result = snapshot.host_copy(call.result)
@@ -147,7 +149,7 @@ class OpAutoCompare(Tool):
                 return None
         if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in trees.tensors(call.result)):
             return None
-        return None if seen.depends_on_layout() else self._memory.keep(compare.for_backward(seen))
+        return None if seen.depends_on_layout() else self._memory.keep(seen.for_backward())
 
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
         seen = state.taken()

@@ -48,6 +48,7 @@ class KernelCall:
         self._run = run
         self.value = value
         self._share = share
+        self.made_no_difference: bool | None = None  # None: not known
         self._memory = memory
         self._generator = torch.Generator().manual_seed(seed)  # its own: the program's numbers stay as they are
 
@@ -94,6 +95,7 @@ class KernelCall:
         """Puts wrong values into a result, all of them or the share that the fault asks for."""
         if self._share is not None:
             wrong = torch.where(self._chosen(tensor), wrong, tensor)
+        self.made_no_difference = self.made_no_difference is not False and torch.equal(wrong, tensor)
         tensor.copy_(wrong)
 
     def _chosen(self, tensor: Tensor) -> Tensor:

@@ -45,6 +45,11 @@ class Injection:
         """How often each fault has struck, by its text; still known when it is removed."""
         return {installed.fault.text: installed.struck for installed in self._active}
 
+    @property
+    def effective(self) -> dict[str, int]:
+        """How often that changed a result: a zero that is scaled or negated is as right as before."""
+        return {installed.fault.text: installed.struck - installed.without_effect for installed in self._active}
+
     def remove(self) -> None:
         """The kernels are healthy again. Calling it twice does nothing."""
         with _lock:
@@ -78,6 +83,7 @@ class InstalledFault:
         self.fault = fault
         self.calls = 0
         self.struck = 0
+        self.without_effect = 0  # of these: a scaled zero, a negated one
         self.memory: dict[Any, torch.Tensor] = {}
         self._thread = threading.local()
         self._lock = threading.Lock()
@@ -111,6 +117,8 @@ class InstalledFault:
             return self.fault.kind.behave(call)
         finally:
             self._thread.inside = False
+            with self._lock:
+                self.without_effect += call.made_no_difference is True
 
 
 class BrokenKernel:

@@ -1,0 +1,372 @@
+"""The runs that a call is compared with: one in higher precision, one in the device's own, and more for a second look."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Optional, Union
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from op_tools import kinds, reference, traits, trees, verdict
+from op_tools.reference import Arguments, Run, Way
+from op_tools.traits import Trait
+from op_tools.verdict import Limits, Precision
+
+_LOW = (torch.float16, torch.bfloat16)
+_MOVES = 3  # how often the inputs are moved a little, there and back, in a second look
+
+Dtypes = Mapping[torch.dtype, torch.dtype]
+Gradients = Optional[list[Optional[Tensor]]]
+
+
+class Seen:
+    """One call as it was seen on the device, with everything that a comparison needs."""
+
+    __slots__ = ("autocast", "changed", "chosen", "function", "given", "is_fast", "kept", "name", "result")
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        given: Arguments,
+        kept: Arguments | None,
+        result: Any,
+        autocast: torch.dtype | None = None,
+        chosen: torch.dtype | None = None,
+        is_fast: bool = False,
+        changed: bool = False,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.given = given  # the arguments before the call
+        self.kept = kept  # the arguments after the call; None where nobody looks at them
+        self.result = result
+        self.autocast = autocast  # the dtype of autocast where it was on
+        self.chosen = chosen  # the dtype that autocast should have chosen for this op
+        self.is_fast = is_fast  # matrix products in float32 may have been done in tf32
+        self.changed = changed  # the call may have worked in place on some of its arguments
+
+    def bytes(self) -> int:
+        """The memory that it takes."""
+        tensors = {id(tensor): tensor for tensor in (*self.given.tensors, *trees.tensors(self.result))}
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
+
+    def depends_on_layout(self) -> bool:
+        """True where a copy of the arguments that lies differently in memory means something else."""
+        return traits.base_name(self.name) == "as_strided"
+
+    def for_backward(self) -> Seen:
+        """What must be kept of a call until its gradients come."""
+        keeps_mask = Trait.DROPOUT in (traits.of(self.name) or Trait.SUMS)
+        result = self.result if keeps_mask else trees.map_tensors(reference.hollow, self.result)
+        chosen = _dtype_of_autocast(self)
+        return Seen(
+            self.name, self.function, self.given, None, result, self.autocast, chosen, self.is_fast, self.changed
+        )
+
+
+class CannotCompare(Exception):  # noqa: N818  it never reaches a user as an error
+    """No reference could be had."""
+
+
+# ---- which part of a call a value is ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Input:
+    """An argument, as it is after the call."""
+
+    index: int
+
+    def of(self, run: Run, gradients: Gradients) -> Any:
+        return run.arguments.leaves[self.index]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result."""
+
+    index: int
+
+    def of(self, run: Run, gradients: Gradients) -> Any:
+        return run.results[self.index] if self.index < len(run.results) else None
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of an argument."""
+
+    place: int
+
+    def of(self, run: Run, gradients: Gradients) -> Any:
+        return None if gradients is None else gradients[self.place]
+
+
+Part = Union[Input, Output, Gradient]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Pair:
+    """A call's runs elsewhere: `expected` in higher precision, `same` in the device's own (None where there is none).
+
+    On the CPU; or `on_device`, where there is no run in the device's own dtype: that would be the call itself.
+    """
+
+    def __init__(
+        self, seen: Seen, higher: Dtypes, grad_outputs: Sequence[Tensor | None] | None = None, on_device: bool = False
+    ) -> None:
+        self.name = seen.name
+        found = traits.of(seen.name)
+        self.is_unknown = found is None
+        self.traits = Trait.SUMS if found is None else found
+        self.is_exact = Trait.EXACT in self.traits and not on_device
+        self._seen = seen
+        self._grad_outputs = grad_outputs
+        self._is_tf32 = seen.is_fast and bool(self.traits & (Trait.MATRIX | Trait.CONVOLUTION))
+        self._moved: list[tuple[Run, Gradients]] | None = None
+        self._others: list[tuple[Run, Gradients]] | None = None
+        better, own, self._other_ways = self._ways(higher, on_device)
+        self._better = better
+        self.same: Run | None = None
+        self._same_gradients: Gradients = None
+        reason = self._run_in_own_dtype(own)
+        if self.is_exact and grad_outputs is None and self.same is not None:
+            self.expected, self.gradients = self.same, self._same_gradients
+        else:
+            self._run_in_higher_precision(reason)
+        floats = {tensor.dtype for tensor in seen.given.tensors if tensor.dtype in higher}
+        self.casts = {dtype: higher[dtype] for dtype in floats} if self.expected is not self.same else {}
+
+    def _run_in_own_dtype(self, ways: list[Way]) -> str:
+        """Takes the first way that goes; returns why the last one did not."""
+        reason = ""
+        for way in ways:
+            try:
+                self.same, self._same_gradients = self._run(way)
+                return ""
+            except Exception as error:  # noqa: BLE001  whatever the CPU cannot do
+                reason = _in_words(error)
+        return reason
+
+    def _run_in_higher_precision(self, reason: str) -> None:
+        try:
+            self.expected, self.gradients = self._run(self._better)
+        except Exception as error:  # noqa: BLE001  see above
+            if self.same is None:
+                raise CannotCompare(reason or _in_words(error)) from None
+            self.expected, self.gradients = self.same, self._same_gradients
+
+    def _ways(self, higher: Dtypes, on_device: bool) -> tuple[Way, list[Way], list[tuple[Callable[..., Any], Way]]]:
+        """In higher precision; in the device's own, as autocast and tf32 have it there; and others just as right."""
+        device = None if on_device else "cpu"
+        autocast, chosen = self._seen.autocast, _dtype_of_autocast(self._seen)
+        is_lower = chosen is not None and chosen is not torch.float32
+        better = Way("higher precision", higher, device)
+        if chosen is not None and is_lower:
+            better = Way(better.name, higher, device, reference.rounded_to(chosen, higher.get(chosen, chosen)))
+        if on_device:
+            return better, [Way("tf32", higher, device, _tf32_then(better))] if self._is_tf32 else [], []
+        own = Way("the same dtype", {})
+        if chosen is not None:
+            own = Way(own.name, {}, convert=reference.rounded_to(chosen, chosen))
+        elif autocast is not None:
+            own = Way(own.name, {}, autocast=autocast)
+        if self._is_tf32:
+            own = own.then(reference.as_tf32)
+        others: list[tuple[Callable[..., Any], Way]] = []
+        if chosen is not None:
+            # an op that is made of others: autocast looks at each of them
+            others.append((self._seen.function, Way("autocast on the CPU", {}, autocast=autocast)))
+            if traits.base_name(self.name) == "cross_entropy":
+                others.append((_cross_entropy_in_parts, Way("in parts", {})))
+        # where the CPU has no kernel for a low precision: rounded once, in the end
+        return better, [own, Way("float32", reference.SINGLE)], others
+
+    def _run(self, way: Way, function: Callable[..., Any] | None = None) -> tuple[Run, Gradients]:
+        seen, graph = self._seen, self._grad_outputs is not None
+        function = function or reference.stand_in(self.name) or seen.function
+        with reference.random_numbers_kept() if self.is_unknown else reference.NOTHING:
+            run = reference.run(function, seen.given, way, graph, seen.changed)
+            return run, run.gradients(self._grad_outputs) if self._grad_outputs is not None else None
+
+    def same_part(self, part: Part) -> Any:
+        """This value in the run in the device's own dtype."""
+        return None if self.same is None else part.of(self.same, self._same_gradients)
+
+    def other_parts(self, part: Part) -> Iterator[Tensor]:
+        """This value as the CPU makes it in other ways that are just as right."""
+        if self._others is None:
+            self._others = []
+            for function, way in self._other_ways:
+                with contextlib.suppress(Exception):
+                    self._others.append(self._run(way, function))
+        for run, gradients in self._others:
+            value = part.of(run, gradients)
+            if isinstance(value, Tensor):
+                yield dense(value)
+
+    def expected_part(self, part: Part) -> Any:
+        """This value in the run in higher precision."""
+        return part.of(self.expected, self.gradients)
+
+    @functools.cached_property
+    def changed(self) -> set[int]:
+        """The leaves among the arguments that the call is meant to change."""
+        if not self._seen.changed:
+            return set()
+        arguments, before = self.expected.arguments, self._seen.given.leaves
+        silently = kinds.silently_written(self.name, self._seen.function, arguments.args, arguments.kwargs)
+        written = {id(tensor) for tensor in (*self.expected.written, *trees.tensors(silently))}
+        leaves = enumerate(arguments.leaves)
+        return {
+            index
+            for index, value in leaves
+            if isinstance(value, Tensor)
+            and (id(value) in written or (self.is_unknown and self._differs(before[index], value)))
+        }
+
+    def _differs(self, before: Tensor, after: Tensor) -> bool:
+        if before.is_floating_point() or before.is_complex():
+            before = self.expected.way.convert(before.detach())
+        return not verdict.same_bits(before.detach(), after.detach())
+
+    def precision(self, got: Tensor, same: Tensor | None) -> Precision:
+        """That of the result, or the lower one that autocast has computed it in."""
+        dtype = _real(got.dtype)
+        if same is not None and (same.is_floating_point() or same.is_complex()):
+            dtype = max(dtype, _real(same.dtype), key=lambda one: float(torch.finfo(one).eps))
+        return verdict.precision_of(dtype, self._limits(dtype))
+
+    def _limits(self, dtype: torch.dtype) -> Limits | None:
+        is_low = torch.finfo(dtype).bits <= 16
+        if not self.traits & (Trait.MATRIX | Trait.CONVOLUTION):
+            return verdict.LOW_NORM if is_low and Trait.NORM in self.traits else None
+        if is_low:
+            return verdict.LOW_STEPS if Trait.STEPS in self.traits else verdict.LOW_SUMS
+        if dtype is not torch.float32:
+            return None
+        if self._is_tf32:
+            return verdict.TF32
+        return verdict.SINGLE_LOOSE if Trait.CONVOLUTION in self.traits or "attention" in self.name else None
+
+    # ---- a second look -----------------------------------------------------------------------------------------------
+
+    def sensitivity(self, part: Part, precision: Precision) -> Tensor | None:
+        """How far each element may lie from the expected one because of roundings on the way."""
+        expected = dense(self.expected_part(part))
+        farthest: Tensor | None = None
+        for value in self._moved_parts(part, expected):
+            distance = torch.nan_to_num((value - expected).abs().double(), nan=math.inf)
+            farthest = distance if farthest is None else torch.maximum(farthest, distance)
+        if farthest is None:
+            return None
+        farthest *= 4 * math.sqrt(self._length(expected.numel()))
+        unit = precision.eps / 2 * precision.limits.peak
+        largest = expected.abs().nan_to_num(0.0, 0.0).max().double()
+        if precision.eps < 1e-6:
+            # differences of equal numbers on the way, as in softmax's gradient, are exactly zero only in some orders
+            farthest = torch.maximum(farthest, largest * unit)
+        if not bool(largest):
+            # so they may be everywhere: then the size of what went in is all that is left to measure with
+            farthest = torch.maximum(farthest, self._largest_input() * unit)
+        return farthest
+
+    def undecided(self, part: Part) -> Tensor | None:
+        """Where a whole number or a truth value changes when the inputs are moved by a rounding error."""
+        expected = dense(self.expected_part(part))
+        found: Tensor | None = None
+        for value in self._moved_parts(part, expected):
+            differs = verdict.differing(value, expected)
+            found = differs if found is None else found | differs
+        return found
+
+    def _moved_parts(self, part: Part, expected: Tensor) -> Iterator[Tensor]:
+        for run, gradients in self._moved_runs():
+            value = part.of(run, gradients)
+            if isinstance(value, Tensor) and value.shape == expected.shape:
+                yield dense(value)
+
+    def _moved_runs(self) -> list[tuple[Run, Gradients]]:
+        """The call in higher precision with its inputs a rounding error away, several times."""
+        if self._moved is None:
+            self._moved = []
+            generator = torch.Generator().manual_seed(0)
+            amount = _rounding(self._seen, self.same is not None)
+            for _ in range(_MOVES):
+                state = generator.get_state()
+                for direction in (1, -1):
+                    generator.set_state(state)  # the same signs, then all of them turned round
+                    way = self._better.then(reference.moved_by(direction * amount, generator))
+                    with contextlib.suppress(Exception):  # outside of what the op accepts
+                        self._moved.append(self._run(way))
+        return self._moved
+
+    def _length(self, elements: int) -> float:
+        """About how many terms are added up for one element."""
+        sizes = sorted((tensor.numel() for tensor in self._numbers_in()), reverse=True) or [1]
+        length = sizes[0] / max(elements, 1)
+        if self.traits & (Trait.MATRIX | Trait.CONVOLUTION) and len(sizes) > 1:
+            length = max(length, math.sqrt(sizes[0] * sizes[1] / max(elements, 1)))
+        return max(1.0, length)
+
+    def _largest_input(self) -> Tensor:
+        sizes = [dense(tensor).abs().nan_to_num(0.0, 0.0).max() for tensor in self._numbers_in() if tensor.numel()]
+        return torch.stack([size.double() for size in sizes]).max() if sizes else torch.zeros((), dtype=torch.float64)
+
+    def _numbers_in(self) -> list[Tensor]:
+        tensors = [*self._seen.given.tensors, *(one for one in self._grad_outputs or () if one is not None)]
+        return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Its plain numbers: neither sparse nor a conjugate to be."""
+    plain = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    return plain.resolve_conj().resolve_neg()
+
+
+def _tf32_then(better: Way) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: better.convert(reference.as_tf32(tensor))
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}.get(
+        dtype, dtype
+    )
+
+
+def _dtype_of_autocast(seen: Seen) -> torch.dtype | None:
+    """The dtype that autocast ran a call in; None where it left the call alone, or nobody knows."""
+    gave = {tensor.dtype for tensor in trees.tensors(seen.result) if tensor.is_floating_point()}
+    return seen.chosen if gave == {seen.chosen} else None
+
+
+def _cross_entropy_in_parts(scores: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """As autocast runs it on accelerators: the logarithm in the dtype of the scores, the sum in float32."""
+    kwargs.pop("label_smoothing", None)
+    log = functional.log_softmax(scores, 1 if scores.dim() > 1 else 0, dtype=scores.dtype)
+    return functional.nll_loss(log.float(), target, *args, **kwargs)
+
+
+def _rounding(seen: Seen, costs_are_known: bool) -> float:
+    """Half a unit in the last place of what the call is computed in.
+
+    Low precisions are computed in float32 and rounded in the end, and what roundings in between cost shows in the run on
+    the CPU. Without one, each of them may be in the low precision.
+    """
+    dtypes = [_real(tensor.dtype) for tensor in (*seen.given.tensors, *trees.tensors(seen.result))]
+    low = [dtype for dtype in dtypes if dtype in _LOW]
+    if low:
+        return 2.0**-21 if costs_are_known else max(float(torch.finfo(dtype).eps) for dtype in low) / 2
+    return 2.0**-53 if torch.float64 in dtypes and torch.float32 not in dtypes else 2.0**-24
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
