@@ -41,8 +41,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 # ---- what is broken ----------------------------------------------------------------------------------------------
 
-ANY = ("scale=1.01", "tail=0.25", "scale=1.5@one", "negate", "nan@one", "tail=1")
-ONLY_FLOAT32 = ("scale=1.001", "round=bfloat16")
+ANY = ("scale=1.01", "tail=0.25", "negate", "nan@one", "tail=1")
+ONLY_FLOAT32 = ("scale=1.001", "round=bfloat16", "scale=1.5@one")
+ONLY_16_BITS = ("scale=8@one",)  # the element that is hit may be a small one
 ACCUMULATING = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_overrideable", "sum", "mean")
 # kernel: faults that fit it alone
 SPECIAL = {
@@ -96,6 +97,8 @@ def faults_for(kernels: list[tuple[str, str]], dtype: str) -> Iterator[tuple[str
             kinds += ONLY_FLOAT32
             if kernel in ACCUMULATING:
                 kinds.append("accumulate=bfloat16")
+        else:
+            kinds += ONLY_16_BITS
         for kind in kinds:
             yield kernel, phase, f"aten.{kernel}: {kind}, phase={phase}"
 

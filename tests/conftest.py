@@ -53,7 +53,7 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment})
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, **environment})
         if check:
             assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

@@ -1,4 +1,4 @@
-"""What OpAutoCompare has found, in words: rows of the CSV, the tables of one call, and the summary with the worst first."""
+"""What OpAutoCompare has found, in words: rows of the CSV, the tables of a call, the summary with the worst first."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import itertools
+from collections.abc import Iterable
 from typing import Any, Callable
 
 import torch
@@ -10,11 +12,9 @@ from torch import Tensor
 
 from op_tools import autocasting, kinds, trees
 from op_tools.dtypes import CastTable
-from op_tools.elsewhere import StandIns
+from op_tools.elsewhere import StandIns, write_together
 
 _COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
-_MANY = 8  # tensors of an optimizer's call, which are cast in one kernel
-_copy_together: Callable[[list[Tensor], list[Tensor]], Any] | None = getattr(torch, "_foreach_copy_", None)
 
 
 class Kind:
@@ -63,40 +63,24 @@ class Cast:
                 return value
             pair = found.get(id(value))
             if pair is None:
-                pair = found[id(value)] = (value, self._stand_ins_for([value])[0])
+                pair = found[id(value)] = (value, self._stand_in_for(value))
             return pair[1]
         if isinstance(value, torch.dtype):
             self._key.append(value)
             return self._table.get(value, value)  # it says what to compute in; the results are cast to it in the end
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-            if len(value) > _MANY and all(isinstance(part, Tensor) for part in value):
-                return self._cast_many(value, found)
             return trees.rebuilt(value, [self._cast(part, found) for part in value])
         if isinstance(value, dict):
             return {key: self._cast(part, found) for key, part in value.items()}
         self._key.append(value if value is None or isinstance(value, (bool, str)) else type(value))
         return value
 
-    def _cast_many(self, values: Any, found: dict[int, tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """A list of tensors, as optimizers have it."""
-        dtypes = [value.dtype for value in values]
-        self._key.append(frozenset(dtypes))
-        table = self._table
-        wanted = [
-            value
-            for value, dtype in zip(values, dtypes)
-            if table.get(dtype, dtype) is not dtype and id(value) not in found
-        ]
-        for value, copy in zip(wanted, self._stand_ins_for(wanted)):
-            found[id(value)] = (value, copy)
-        return [found[id(value)][1] if id(value) in found else value for value in values]
-
-    def _stand_ins_for(self, tensors: list[Tensor]) -> list[Tensor]:
-        dtypes = [self._table[tensor.dtype] for tensor in tensors]
+    def _stand_in_for(self, tensor: Tensor) -> Tensor:
+        target = self._table[tensor.dtype]
         if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False), torch.no_grad():  # so that they count their versions
-                return cast(tensors, dtypes)
-        return cast(tensors, dtypes)
+            with torch.inference_mode(False), torch.no_grad():  # so that it counts its versions
+                return tensor.to(target)
+        return tensor.to(target)
 
     def key(self) -> Any:
         """The kind of call that it is."""
@@ -118,26 +102,29 @@ class Cast:
     def finish(self, result: Any, func: Callable[..., Any], kind: Kind) -> Any:
         """Writes back what the op wrote into its arguments, and casts its results back."""
         self.stand_ins.write_back(kinds.silently_written(self._name, func, *self._original))
-        results = [result] if isinstance(result, Tensor) else list(trees.tensors(result))
-        back = [self.stand_ins.original_of(tensor) for tensor in results]
-        for number, tensor in enumerate(results):
-            if back[number] is None and self._is_of_the_cast(tensor.dtype):
-                if kind.results is None:
-                    kind.results = self._native_dtypes(func)
-                dtype = kind.results[min(number, len(kind.results) - 1)]
-                if tensor.is_complex() and not dtype.is_complex:  # by rule, for an op that makes complex numbers
-                    dtype = _COMPLEX.get(dtype, tensor.dtype)
-                if dtype is not tensor.dtype:
-                    self.outputs.append((number, tensor.dtype, dtype))
-        for (number, _, _), copy in zip(self.outputs, self._cast_back(results)):
-            back[number] = copy
         if isinstance(result, Tensor):
-            return result if back[0] is None else back[0]
-        remaining = iter(back)
-        return trees.map_tensors(lambda tensor: _either(next(remaining), tensor), result)
+            return self._back(result, 0, func, kind)
+        for cast, original in zip(self.args, self._original[0]):
+            if result is cast:  # a list of tensors that the op has changed
+                return original
+        numbers = itertools.count()
+        return trees.map_tensors(lambda tensor: self._back(tensor, next(numbers), func, kind), result)
 
-    def _cast_back(self, results: list[Tensor]) -> list[Tensor]:
-        return cast([results[number] for number, _, _ in self.outputs], [dtype for _, _, dtype in self.outputs])
+    def _back(self, result: Tensor, number: int, func: Callable[..., Any], kind: Kind) -> Tensor:
+        original = self.stand_ins.original_of(result)
+        if original is not None:
+            return original
+        if not self._is_of_the_cast(result.dtype):
+            return result
+        if kind.results is None:
+            kind.results = self._native_dtypes(func)
+        dtype = kind.results[min(number, len(kind.results) - 1)]
+        if result.is_complex() and not dtype.is_complex:  # by rule, for an op that makes complex numbers
+            dtype = _COMPLEX.get(dtype, result.dtype)
+        if dtype is result.dtype:
+            return result
+        self.outputs.append((number, result.dtype, dtype))
+        return result.to(dtype)
 
     def _is_of_the_cast(self, dtype: torch.dtype) -> bool:
         return any(dtype is target or dtype is _COMPLEX.get(target) for target in self._table.values())
@@ -160,7 +147,69 @@ class Cast:
         return common
 
 
-def cast_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], table: CastTable) -> Cast | None:
+class ForeachCast:
+    """An optimizer's call on lists of tensors, such as torch._foreach_add_, with the lists cast as a whole.
+
+    Such an op writes into its first list, if at all, and some devices do not count that.
+    """
+
+    __slots__ = ("_args", "_name", "_table", "args", "dtypes", "kwargs")
+
+    def __init__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], table: CastTable) -> None:
+        self._name = name
+        self._args = args
+        self._table = table
+        lists = {id(value): value for value in args if _is_tensor_list(value)}
+        self.dtypes = [value[0].dtype for value in lists.values()]
+        copies = {
+            key: [tensor.to(table[dtype]) for tensor in value]
+            for (key, value), dtype in zip(lists.items(), self.dtypes)
+            if dtype in table
+        }
+        self.args = tuple([copies.get(id(value), value) for value in args])
+        self.kwargs = kwargs
+
+    def key(self) -> Any:
+        """The kind of call that it is."""
+        return self._name, *self.dtypes
+
+    def new_kind(self) -> Kind:
+        """Nothing is known about it yet but what is cast."""
+        return Kind(self._name, {(dtype, self._table[dtype]) for dtype in self.dtypes if dtype in self._table})
+
+    def run(self, proceed: Callable[..., Any]) -> Any:
+        """The op's own result, in the dtypes of the cast."""
+        return proceed(*self.args, **self.kwargs)
+
+    def finish(self, result: Any, func: Callable[..., Any], kind: Kind) -> Any:
+        """Writes back what the op wrote into its first list, or casts its results back."""
+        first, copies = self._args[0], self.args[0]
+        if self._name.endswith("_"):
+            if copies is not first:
+                write_together(first, copies)
+            return first if result is copies else result
+        native = functools.reduce(torch.promote_types, self.dtypes)
+        return tuple(tensor.to(native) if tensor.dtype in self._table.values() else tensor for tensor in result)
+
+
+def _is_tensor_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], Tensor)
+
+
+def _can_cast_lists(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether there are no gradients, and no dtype is asked for; with each list of one dtype, and no tensor twice."""
+    if torch.is_grad_enabled() or torch.is_inference_mode_enabled() or kwargs.get("dtype") is not None:
+        return False
+    return all(
+        len({tensor.dtype for tensor in value}) == 1 and len({id(tensor) for tensor in value}) == len(value)
+        for value in args
+        if _is_tensor_list(value)
+    )
+
+
+def cast_call(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], table: CastTable, lists_whole: bool
+) -> Cast | ForeachCast | None:
     """The call with its arguments cast; None where there is nothing to cast."""
     device_type = autocasting.active_device_type(args, kwargs)
     if device_type is not None and kwargs.get("out") is None:
@@ -170,9 +219,11 @@ def cast_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], table: C
             if chosen not in table:
                 return None
             return Cast(name, args, kwargs, dict.fromkeys(autocasting.ELIGIBLE, table[chosen]), chosen)
-    if _has_one_of(args, table) or (kwargs and _has_one_of(kwargs.values(), table)):
-        return Cast(name, args, kwargs, table)
-    return None
+    if not _has_one_of(args, table) and not (kwargs and _has_one_of(kwargs.values(), table)):
+        return None
+    if "._foreach_" in name and lists_whole and _can_cast_lists(args, kwargs):
+        return ForeachCast(name, args, kwargs, table)
+    return Cast(name, args, kwargs, table)
 
 
 def _has_one_of(values: Iterable[Any], table: CastTable) -> bool:
@@ -183,19 +234,6 @@ def _has_one_of(values: Iterable[Any], table: CastTable) -> bool:
         elif isinstance(value, (list, tuple)) and _has_one_of(value, table):
             return True
     return False
-
-
-def _either(copy: Tensor | None, tensor: Tensor) -> Tensor:
-    return tensor if copy is None else copy
-
-
-def cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """The tensors in other dtypes; many at a time where no gradients are wanted."""
-    if len(tensors) > _MANY and _copy_together is not None and not torch.is_grad_enabled():
-        copies = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes)]
-        _copy_together(copies, list(tensors))
-        return copies
-    return [tensor.to(dtype) for tensor, dtype in zip(tensors, dtypes)]
 
 
 def _dtypes_on_meta(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.dtype]:

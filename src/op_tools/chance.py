@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,9 +115,7 @@ def _uniform(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
 
 
 def _normal(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
-    return Draws(
-        float(_argument(values, kwargs, 0, "mean", 0.0)), abs(float(_argument(values, kwargs, 1, "std", 1.0)))
-    )
+    return Draws(float(_argument(values, kwargs, 0, "mean", 0.0)), abs(float(_argument(values, kwargs, 1, "std", 1.0))))
 
 
 def _bernoulli(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
@@ -137,7 +135,7 @@ def _randint(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
     return Draws((low + high - 1) / 2, math.sqrt(((high - low) ** 2 - 1) / 12), low, high - 1)
 
 
-_DRAWS: dict[str, Callable[[tuple[Any, ...], dict[str, Any]], Optional[Draws]]] = {
+_DRAWS: dict[str, Callable[[tuple[Any, ...], dict[str, Any]], Draws]] = {
     "rand": lambda values, kwargs: Draws(0.5, math.sqrt(1 / 12), 0.0, 1.0),
     "rand_like": lambda values, kwargs: Draws(0.5, math.sqrt(1 / 12), 0.0, 1.0),
     "randn": lambda values, kwargs: Draws(0.0, 1.0),

@@ -58,18 +58,17 @@ class StandIns:
         ]
 
     def write_back(self, silently: Sequence[Any] = ()) -> None:
-        """Copies what the op wrote into the originals. `silently`: those that it wrote to without counting it."""
+        """Copies what the op wrote into the originals. `silently`: those that it may write to without counting it."""
         changed = self.changed()
         if changed:
             self._copy_back(changed)
             self._tell_the_others(changed)
         if silently:
             counted = {id(self.stand_ins[place]) for place in changed}
-            for original in trees.tensors(silently):
-                stand_in = self._stand_in_of(original)
-                if stand_in is not original and id(stand_in) not in counted:
-                    with torch.no_grad():
-                        _copy_back([original.data], [stand_in])
+            pairs = [(tensor, self._stand_in_of(tensor)) for tensor in trees.tensors(silently)]
+            uncounted = [pair for pair in pairs if pair[0] is not pair[1] and id(pair[1]) not in counted]
+            with torch.no_grad():
+                write_together([original.data for original, _ in uncounted], [stand_in for _, stand_in in uncounted])
 
     def _copy_back(self, changed: list[int]) -> None:
         recorded = set()
@@ -77,10 +76,10 @@ class StandIns:
             # an op that works in no_grad by itself (embedding with max_norm) leaves no trace in the history
             recorded = {place for place in changed if self.stand_ins[place].grad_fn is not self._nodes[place]}
             for place in recorded:
-                _copy_back([self.originals[place]], [self.stand_ins[place]])
+                write_together([self.originals[place]], [self.stand_ins[place]])
         others = [place for place in changed if place not in recorded]
         with torch.no_grad():
-            _copy_back([self.originals[place] for place in others], [self.stand_ins[place] for place in others])
+            write_together([self.originals[place] for place in others], [self.stand_ins[place] for place in others])
 
     def _tell_the_others(self, changed: Sequence[int]) -> None:
         """Stand-ins that share memory count their versions apart; autograd must learn that a saved one was changed."""
@@ -114,9 +113,10 @@ class StandIns:
         return [] if layout_of(tensor) is OPAQUE else self._by_storage.get(tensor.untyped_storage()._cdata, [])
 
 
-def _copy_back(originals: list[Tensor], stand_ins: list[Tensor]) -> None:
+def write_together(originals: Sequence[Tensor], stand_ins: Sequence[Tensor]) -> None:
+    """Copies stand-ins into their originals; many of them on the device in one kernel."""
     if len(originals) > _MANY and _copy_together is not None and not stand_ins[0].is_cpu:
-        _copy_together(originals, stand_ins)
+        _copy_together(list(originals), list(stand_ins))
         return
     for original, stand_in in zip(originals, stand_ins):
         if original.size() != stand_in.size():  # an `out=` that had no room

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
-from op_tools import blame, messages, paths, show, store, trees
+from op_tools import blame, messages, paths, show, snapshot, store, trees
 from op_tools.call import OpCall
 from op_tools.compare import Comparer, Comparison
 from op_tools.pair import Seen
@@ -30,39 +30,49 @@ class Outcome:
 
 
 class Examiner:
-    """Compares calls and says what came out."""
+    """Compares calls and says what came out. `confirm`: who has the last word on what this one finds."""
 
-    def __init__(self, comparer: Comparer, verbose: int, out: Path) -> None:
+    def __init__(
+        self, comparer: Comparer, verbose: int, out: Path, place: str = "cpu", confirm: Examiner | None = None
+    ) -> None:
         self._comparer = comparer
         self._verbose = verbose
         self._out = out
+        self._place = place  # of the reference, as the tables and folders call it
+        self._confirm = confirm
         self._wrong: dict[tuple[str, str, str], int] = {}
 
     def forward(self, call: OpCall, seen: Seen) -> Outcome:
         """Inputs and outputs of a call."""
         comparison = self._comparer.forward(seen)
-        return self._outcome(
-            call,
-            comparison,
-            "forward",
-            lambda: _forward_rows(call.name, seen, comparison),
-            lambda: _forward_parts(seen, comparison),
-        )
+        if self._confirm is not None and (comparison.is_wrong or comparison.failure):
+            return self._confirm.forward(call, seen.on_host())
+        return self._forward_outcome(call, seen, comparison)
 
     def view(self, call: OpCall, seen: Seen) -> Outcome:
         """A call that has only looked at its input's memory in another way."""
-        comparison = self._comparer.same_memory(seen)
-        return self._outcome(call, comparison, "forward", lambda: _forward_rows(call.name, seen, comparison), list)
+        return self._forward_outcome(call, seen, self._comparer.same_memory(seen))
 
     def backward(self, call: OpCall, seen: Seen, grad_outputs: Gradients, grad_inputs: Gradients) -> Outcome:
         """The gradients of a call."""
         comparison = self._comparer.backward(seen, grad_outputs, grad_inputs)
+        if self._confirm is not None and (comparison.is_wrong or comparison.failure):
+            return self._confirm.backward(call, seen.on_host(), *snapshot.host_copy((grad_outputs, grad_inputs)))
         return self._outcome(
             call,
             comparison,
             "backward",
-            lambda: _backward_rows(call.name, grad_outputs, grad_inputs, comparison),
-            lambda: _backward_parts(seen, grad_outputs, grad_inputs, comparison),
+            lambda: _backward_rows(call.name, grad_outputs, grad_inputs, comparison, self._place),
+            lambda: _backward_parts(seen, grad_outputs, grad_inputs, comparison, self._place),
+        )
+
+    def _forward_outcome(self, call: OpCall, seen: Seen, comparison: Comparison) -> Outcome:
+        return self._outcome(
+            call,
+            comparison,
+            "forward",
+            lambda: _forward_rows(call.name, seen, comparison, self._place),
+            lambda: _forward_parts(seen, comparison, self._place),
         )
 
     def _outcome(
@@ -102,42 +112,46 @@ class Examiner:
         return saved
 
 
-def _forward_rows(name: str, seen: Seen, comparison: Comparison) -> list[TableRow]:
+def _forward_rows(name: str, seen: Seen, comparison: Comparison, place: str) -> list[TableRow]:
     rows = show.argument_rows(name, "inputs", trees.arguments(seen.given.args, seen.given.kwargs))
     rows += show.argument_rows(name, "outputs", trees.results(seen.result))
     if comparison.run is not None:
         again = comparison.run.arguments
-        rows += show.argument_rows(name, "inputs(cpu)", trees.arguments(again.args, again.kwargs))
-        rows += show.argument_rows(name, "outputs(cpu)", trees.results(comparison.run.result))
+        rows += show.argument_rows(name, f"inputs({place})", trees.arguments(again.args, again.kwargs))
+        rows += show.argument_rows(name, f"outputs({place})", trees.results(comparison.run.result))
     return rows
 
 
-def _backward_rows(name: str, outputs: Gradients, inputs: Gradients, comparison: Comparison) -> list[TableRow]:
+def _backward_rows(
+    name: str, outputs: Gradients, inputs: Gradients, comparison: Comparison, place: str
+) -> list[TableRow]:
     rows = show.argument_rows(name, "grad_outputs", trees.arguments(tuple(outputs), {}))
     rows += show.argument_rows(name, "grad_inputs", trees.arguments(tuple(inputs), {}))
     if comparison.gradients is not None:
-        rows += show.argument_rows(name, "grad_inputs(cpu)", trees.arguments(tuple(comparison.gradients), {}))
+        rows += show.argument_rows(name, f"grad_inputs({place})", trees.arguments(tuple(comparison.gradients), {}))
     return rows
 
 
-def _forward_parts(seen: Seen, comparison: Comparison) -> Iterator[Part]:
+def _forward_parts(seen: Seen, comparison: Comparison, place: str) -> Iterator[Part]:
     yield "device", "input", seen.given.args, seen.given.kwargs
     yield "device", "output", (seen.result,), {}
     if comparison.run is not None:
         again = comparison.run.arguments
-        yield "cpu", "input", again.args, again.kwargs
-        yield "cpu", "output", (comparison.run.result,), {}
+        yield place, "input", again.args, again.kwargs
+        yield place, "output", (comparison.run.result,), {}
 
 
-def _backward_parts(seen: Seen, outputs: Gradients, inputs: Gradients, comparison: Comparison) -> Iterator[Part]:
+def _backward_parts(
+    seen: Seen, outputs: Gradients, inputs: Gradients, comparison: Comparison, place: str
+) -> Iterator[Part]:
     yield "device", "input", seen.given.args, seen.given.kwargs
     yield "device", "grad_outputs", tuple(outputs), {}
     yield "device", "grad_inputs", tuple(inputs), {}
     if comparison.run is not None and comparison.gradients is not None:
         again = comparison.run.arguments
-        yield "cpu", "input", again.args, again.kwargs
-        yield "cpu", "grad_outputs", tuple(outputs), {}
-        yield "cpu", "grad_inputs", tuple(comparison.gradients), {}
+        yield place, "input", again.args, again.kwargs
+        yield place, "grad_outputs", tuple(outputs), {}
+        yield place, "grad_inputs", tuple(comparison.gradients), {}
 
 
 def _text(call: OpCall, comparison: Comparison, rows: list[TableRow]) -> str:

@@ -66,12 +66,16 @@ OVERWRITES = FACTORIES - {"bernoulli_", "_foreach_zero_"} | {"copy_"}
 # Results that are on the CPU wherever the arguments are: the second one of each.
 SECOND_RESULT_ON_CPU = words("_pack_padded_sequence _pad_packed_sequence")
 
-# They write into these arguments where the flag at position 5 is set, and their schemas do not say so.
+# They write into these arguments where the one at position 5 (training, or the momentum) is set; no schema says so.
 _WRITE_IN_TRAINING: dict[str, tuple[tuple[int, str], ...]] = {
     "torch.nn.functional.batch_norm": ((1, "running_mean"), (2, "running_var")),
     "torch.batch_norm": ((3, "running_mean"), (4, "running_var")),
     "torch.native_batch_norm": ((3, "running_mean"), (4, "running_var")),
     "torch._batch_norm_impl_index": ((3, "running_mean"), (4, "running_var")),
+    "torch.cudnn_batch_norm": ((3, "running_mean"), (4, "running_var")),
+    "torch.miopen_batch_norm": ((3, "running_mean"), (4, "running_var")),
+    "torch.batch_norm_gather_stats": ((3, "running_mean"), (4, "running_var")),
+    "torch.batch_norm_gather_stats_with_counts": ((3, "running_mean"), (4, "running_var")),
 }
 _NOWHERE = 1_000_000  # the position of an argument that is given by name only
 
@@ -105,7 +109,7 @@ def _written_places(op: Any) -> tuple[tuple[int, str], ...]:
         schemas = [op._schema]
     elif isinstance(op, torch._ops.OpOverloadPacket):
         schemas = [getattr(op, overload)._schema for overload in op.overloads()]
-    elif op.startswith("_") and not op.startswith("_foreach"):  # fused optimizers, GradScaler's kernels
+    elif op.startswith("_"):  # _foreach_, fused optimizers, GradScaler's kernels
         schemas = torch._C._jit_get_schemas_for_operator(f"aten::{op}")
     else:
         return ()  # torch's public ops count

@@ -68,5 +68,3 @@ def _has_repetitions(positions: Tensor, dimension: int) -> bool:
         return False
     ordered = positions.sort(dimension).values
     return bool((ordered.diff(dim=dimension) == 0).any())
-
-

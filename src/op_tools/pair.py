@@ -1,4 +1,4 @@
-"""The runs that a call is compared with: one in higher precision, one in the device's own, and more for a second look."""
+"""The runs that a call is compared with: in higher precision, in the device's own, and more for a second look."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from op_tools import kinds, reference, traits, trees, verdict
+from op_tools import kinds, reference, snapshot, traits, trees, verdict
 from op_tools.reference import Arguments, Run, Way
 from op_tools.traits import Trait
 from op_tools.verdict import Limits, Precision
@@ -60,6 +60,12 @@ class Seen:
     def depends_on_layout(self) -> bool:
         """True where a copy of the arguments that lies differently in memory means something else."""
         return traits.base_name(self.name) == "as_strided"
+
+    def on_host(self) -> Seen:
+        """The same call with its tensors copied to the host."""
+        kept = None if self.kept is None else self.kept.copied()
+        facts = (self.autocast, self.chosen, self.is_fast, self.changed)
+        return Seen(self.name, self.function, self.given.copied(), kept, snapshot.host_copy(self.result), *facts)
 
     def for_backward(self) -> Seen:
         """What must be kept of a call until its gradients come."""
@@ -121,7 +127,12 @@ class Pair:
     """
 
     def __init__(
-        self, seen: Seen, higher: Dtypes, grad_outputs: Sequence[Tensor | None] | None = None, on_device: bool = False
+        self,
+        seen: Seen,
+        higher: Dtypes,
+        grad_outputs: Sequence[Tensor | None] | None = None,
+        on_device: bool = False,
+        slack: float = 1.0,
     ) -> None:
         self.name = seen.name
         found = traits.of(seen.name)
@@ -130,13 +141,17 @@ class Pair:
         self.is_exact = Trait.EXACT in self.traits and not on_device
         self._seen = seen
         self._grad_outputs = grad_outputs
+        self._slack = slack
         self._is_tf32 = seen.is_fast and bool(self.traits & (Trait.MATRIX | Trait.CONVOLUTION))
+        self._chosen = _dtype_of_autocast(seen)
         self._moved: list[tuple[Run, Gradients]] | None = None
         self._others: list[tuple[Run, Gradients]] | None = None
         better, own, self._other_ways = self._ways(higher, on_device)
         self._better = better
         self.same: Run | None = None
         self._same_gradients: Gradients = None
+        self.expected: Run
+        self.gradients: Gradients
         reason = self._run_in_own_dtype(own)
         if self.is_exact and grad_outputs is None and self.same is not None:
             self.expected, self.gradients = self.same, self._same_gradients
@@ -167,7 +182,7 @@ class Pair:
     def _ways(self, higher: Dtypes, on_device: bool) -> tuple[Way, list[Way], list[tuple[Callable[..., Any], Way]]]:
         """In higher precision; in the device's own, as autocast and tf32 have it there; and others just as right."""
         device = None if on_device else "cpu"
-        autocast, chosen = self._seen.autocast, _dtype_of_autocast(self._seen)
+        autocast, chosen = self._seen.autocast, self._chosen
         is_lower = chosen is not None and chosen is not torch.float32
         better = Way("higher precision", higher, device)
         if chosen is not None and is_lower:
@@ -240,10 +255,13 @@ class Pair:
 
     def precision(self, got: Tensor, same: Tensor | None) -> Precision:
         """That of the result, or the lower one that autocast has computed it in."""
-        dtype = _real(got.dtype)
+        dtypes = [_real(got.dtype)]
         if same is not None and (same.is_floating_point() or same.is_complex()):
-            dtype = max(dtype, _real(same.dtype), key=lambda one: float(torch.finfo(one).eps))
-        return verdict.precision_of(dtype, self._limits(dtype))
+            dtypes.append(_real(same.dtype))
+        elif same is None and self._chosen is not None:
+            dtypes.append(self._chosen)
+        dtype = max(dtypes, key=lambda one: float(torch.finfo(one).eps))
+        return verdict.precision_of(dtype, self._limits(dtype), self._slack)
 
     def _limits(self, dtype: torch.dtype) -> Limits | None:
         is_low = torch.finfo(dtype).bits <= 16
@@ -358,8 +376,8 @@ def _cross_entropy_in_parts(scores: Tensor, target: Tensor, *args: Any, **kwargs
 def _rounding(seen: Seen, costs_are_known: bool) -> float:
     """Half a unit in the last place of what the call is computed in.
 
-    Low precisions are computed in float32 and rounded in the end, and what roundings in between cost shows in the run on
-    the CPU. Without one, each of them may be in the low precision.
+    Low precisions are computed in float32 and rounded in the end; what roundings in between cost shows in the run on the
+    CPU. Without one, each of them may be in the low precision.
     """
     dtypes = [_real(tensor.dtype) for tensor in (*seen.given.tensors, *trees.tensors(seen.result))]
     low = [dtype for dtype in dtypes if dtype in _LOW]

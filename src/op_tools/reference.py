@@ -1,7 +1,7 @@
 """The same call elsewhere: on the CPU or on the device itself, in another dtype, with its gradients.
 
-A run here disturbs nothing: gradients, autocast, random numbers and other threads' modes stay as they are. Warnings of a
-second run are of no use to anybody; `silenced` keeps them away.
+A run here disturbs nothing: gradients, autocast, random numbers and modes stay as they are. Warnings of a second run are
+of no use to anybody; `silence` keeps them away.
 """
 
 from __future__ import annotations
@@ -257,10 +257,11 @@ def _view_of(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
-def hollow(tensor: Tensor) -> Tensor:
+def hollow(tensor: Tensor, device: torch.device | str = "cpu") -> Tensor:
     """A tensor like this one that takes no memory: what a view's gradient needs to know of its input."""
     with torch.no_grad():
-        return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape).requires_grad_(tensor.requires_grad)
+        zero = torch.zeros((), dtype=tensor.dtype, device=device)
+        return zero.expand(tensor.shape).requires_grad_(tensor.requires_grad)
 
 
 # ---- leaving everything as it was ------------------------------------------------------------------------------------

@@ -92,8 +92,8 @@ _CATALOGUE = {
         sum_to_size trace trapezoid trapz triangular_solve triplet_margin_loss triplet_margin_with_distance_loss var
         var_mean _safe_softmax _amp_foreach_non_finite_check_and_unscale _fused_adam _fused_adamw _fused_sgd
         clip_grad_norm masked.normalize fold""",
-    Trait.MATRIX: """addbmm addmm addmv baddbmm bmm chain_matmul cdist einsum inner dot vdot linalg.multi_dot linalg.vecdot
-        linear linear_cross_entropy matmul mm mv multi_head_attention_forward scaled_dot_product_attention tensordot
+    Trait.MATRIX: """addbmm addmm addmv baddbmm bmm chain_matmul cdist einsum inner dot vdot linalg.multi_dot
+        linalg.vecdot linear linear_cross_entropy matmul mm mv multi_head_attention_forward scaled_dot_product_attention tensordot
         bilinear sparse.mm sparse.sampled_addmm _scaled_mm _scaled_mm_v2 _flash_attention_forward
         _efficient_attention_forward _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
         _scaled_dot_product_attention_math _native_multi_head_attention __matmul__ __rmatmul__ linalg.matmul
@@ -111,7 +111,7 @@ _CATALOGUE = {
         nn.init.kaiming_uniform nn.init.normal nn.init.orthogonal nn.init.sparse nn.init.trunc_normal nn.init.uniform
         nn.init.xavier_normal nn.init.xavier_uniform""",
     Trait.DROPOUT: "dropout dropout1d dropout2d dropout3d feature_dropout native_dropout",
-    Trait.EMPTY: "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize resize_as resize_as_sparse",
+    Trait.EMPTY: "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize resize_as",
     Trait.ORDER: """adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d argmax argmin argsort amax amin aminmax
         cummax cummin kthvalue max max_pool1d max_pool2d max_pool2d_with_indices_backward max_pool3d median min mode
         nanmedian sort topk max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices masked.median
@@ -139,7 +139,7 @@ _OPERATORS = re.compile(r"__i(?!nvert|nt|ndex)(\w+)__")
 
 
 def base_name(name: str) -> str:
-    """An op's name without its home, its overload and what says that it works in place: `add` of `torch.Tensor.add_`."""
+    """A name without its home, its overload and what says that it works in place: `add` of `torch.Tensor.add_`."""
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             name = name[len(prefix) :]

@@ -487,8 +487,7 @@ def killed(device, mode, seconds):
     command = [sys.executable, "-c", textwrap.dedent(CHILD), device, mode]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        while process.stdout.readline() != "begun\n":
-            pass
+        assert "begun\n" in iter(process.stdout.readline, "")
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
 

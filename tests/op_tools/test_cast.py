@@ -172,8 +172,9 @@ def test_running_statistics_and_optimizers_kernels(device):
             kernel(first, second)
             lists[0] = down(first)
         roots = down(torch._foreach_abs(up(lists[0])))
+        norms = down(torch._foreach_norm(up(lists[0])))
         (y,) = down([functional.batch_norm(*up([x]), mean, variance, training=True)])
-        return [bits(tensor) for tensor in (*lists[0], *roots, y, mean, variance)]
+        return [bits(tensor) for tensor in (*lists[0], *roots, *norms, y, mean, variance)]
 
     with torch.no_grad():
         expected = steps(
@@ -182,6 +183,17 @@ def test_running_statistics_and_optimizers_kernels(device):
         )
         with op_tools.OpDtypeCast():
             assert steps(list, list) == expected
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_a_list_that_is_written_to_is_returned(device, verbose):
+    tensors = [torch.ones(2, device=device, dtype=torch.bfloat16) for _ in range(12)]
+    with torch.no_grad(), op_tools.OpDtypeCast(verbose=verbose):
+        assert torch._foreach_lerp_(tensors, [tensor + 2 for tensor in tensors], 0.5) is tensors
+        mixed = torch._foreach_mul(tensors, [tensor.float() for tensor in tensors])
+    assert [tensor.tolist() for tensor in tensors] == [[2, 2]] * 12
+    assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in mixed} == {torch.float32}
 
 
 def test_what_an_op_returns_in_another_dtype_stays_so(device):
@@ -284,7 +296,7 @@ def test_a_failure_of_ours_does_not_lose_the_op(device, monkeypatch, capsys):
     def broken(*_):
         raise OSError("no such memory")
 
-    monkeypatch.setattr(casting, "cast", broken)
+    monkeypatch.setattr(casting, "StandIns", broken)
     x = torch.ones(2, device=device, dtype=torch.bfloat16)
     with op_tools.OpDtypeCast():
         assert (x * 3).tolist() == [3, 3]

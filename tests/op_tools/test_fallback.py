@@ -207,13 +207,27 @@ def test_views_are_views_of_the_devices_tensor(device):
 @pytest.fixture
 def custom():
     """Ops that are made of others."""
+
+    def silent(x):
+        x.data.add_(1)
+
     library = torch.library.Library("fallback_custom", "DEF")
     library.define("halves(Tensor(a) x) -> (Tensor(a), Tensor)")
     library.impl("halves", lambda x: (x[:2], x[2:] * 2), "CompositeImplicitAutograd")
     library.define("write_and_read(Tensor(a!) x, Tensor y) -> Tensor")
+    library.define("silent(Tensor(a!) x) -> ()")
+    library.impl("silent", silent, "CompositeExplicitAutograd")
     library.impl("write_and_read", lambda x, y: x.add_(1)[:0].sum() + y, "CompositeImplicitAutograd")
     yield torch.ops.fallback_custom
     library._destroy()
+
+
+def test_what_is_written_without_being_counted_is_written_back_so(device, custom):
+    x = torch.zeros(2, device=device)
+    with op_tools.OpFallback():
+        custom.silent(x)
+        custom.silent.default(x)
+    assert (x.tolist(), x._version) == ([2, 2], 0)
 
 
 def test_a_view_that_is_not_known_as_one_is_one_with_history(device, custom):
@@ -276,7 +290,7 @@ def test_optimizers_kernels_write_back(device):
         growth = growth.to(torch.int32)
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, 1 / scale)
         torch._amp_update_scale_(scale, growth, found, 2.0, 0.5, 2)
-        torch._foreach_add_(parameters, gradients, alpha=-0.1)
+        assert torch._foreach_add_(parameters, gradients, alpha=-0.1) is parameters
         torch._fused_adamw_(
             parameters, gradients, *averages, [], count, lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8,
             amsgrad=False, maximize=False,

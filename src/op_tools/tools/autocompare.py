@@ -28,8 +28,10 @@ from op_tools.rows import CsvFile
 from op_tools.tolerance import Tolerances
 from op_tools.tool import Tool
 from op_tools.traits import Trait
+from op_tools.worker import Kept, Workers
 
 _MOST_KNOWN = 200_000  # distinct calls that are remembered
+_SLACK = 4.0  # where only the device itself is asked, and nobody confirms what it finds
 _LONGEST_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
 
 
@@ -76,18 +78,34 @@ class OpAutoCompare(Tool):
             raise SettingError(f"every={every!r} cannot be used: it is a whole number above 0")
         if every > 1:
             self.steps = _Every(every, self.steps)
-        comparer = Comparer(Tolerances(), read_cast_tables().cast_table)
-        self._examiner = Examiner(comparer, self.verbose, self.out)
+        count = settings.AUTOCOMPARE_WORKER.get() if worker is None else worker
+        self._on_device = self._reference != "cpu"
+        if count and self._on_device:
+            raise SettingError("worker processes compare with the CPU: worker= needs reference='cpu'")
+        self._examiner = self._make_examiner()
         self._csv = CsvFile(paths.autocompare_csv(self.out), blame.CSV, settings.MAX_CACHE_SIZE.get())
         self._memory = _Memory(limit)
         self._known: set[Any] = set()
+        self._in_place: set[str] = set()
         self.summary = blame.Summary()
         reference.silence()
+        self._workers = Workers(count, self.verbose, self.out, limit, self._take) if count else None
         if self._fail:
             atexit.register(self._fail_at_exit)
 
+    def _make_examiner(self) -> Examiner:
+        tolerances, cast_table = Tolerances(), read_cast_tables().cast_table
+        on_cpu = Examiner(Comparer(tolerances, cast_table), self.verbose, self.out)
+        if not self._on_device:
+            return on_cpu
+        if self._reference == "device,cpu":
+            return Examiner(Comparer(tolerances, cast_table, True), self.verbose, self.out, "reference", on_cpu)
+        return Examiner(Comparer(tolerances, cast_table, True, _SLACK), self.verbose, self.out, "reference")
+
     def stopped(self) -> None:
         atexit.unregister(self._fail_at_exit)
+        if self._workers is not None:
+            self._workers.close()
         self._csv.close()
         if self.verbose >= 1:
             messages.say(self.summary.text())
@@ -129,34 +147,54 @@ class OpAutoCompare(Tool):
         if found is not None and Trait.EMPTY in found:
             return None
         state = _State(call, found)
-        if found is None or Trait.VIEW not in found:
+        if self._on_device:
+            if call.name in self._in_place or _works_in_place(call):
+                state.given = state.live.mapped(_clone)
+        elif found is None or Trait.VIEW not in found:
             state.given = state.live.copied()
         return state
 
     def after(self, call: OpCall, state: Any) -> Any:
         if state is None:
             return None
-        seen = state.seen(call)
-        if seen.given is state.live:
+        wants_gradients = torch.is_grad_enabled() and any(part.requires_grad for part in trees.tensors(call.result))
+        if state.is_view(call):
+            seen = state.seen(call, state.live)
             self._take(call, self._examiner.view(call, seen))
-            seen.given = state.live.mapped(reference.hollow)
-        else:
-            seen.kept = state.live.copied()
-            seen.result = snapshot.host_copy(call.result)
-            outcome = self._examiner.forward(call, seen)
-            self._take(call, outcome)
-            if outcome.comparison.failure:
+            seen.given = state.live.mapped(self._hollow)
+        elif self._on_device:
+            seen = state.seen(call, state.live if state.given is None else state.given)
+            if seen.changed and state.given is None:
+                self._in_place.add(call.name)  # the next time its inputs are copied
                 return None
-        if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in trees.tensors(call.result)):
+            seen.kept = state.live if seen.changed else None
+            self._take(call, self._examiner.forward(call, seen))
+        else:
+            seen = state.seen(call, state.live.copied() if state.given is None else state.given)
+            seen.kept, seen.result = state.live.copied(), snapshot.host_copy(call.result)
+            if self._workers is not None:
+                handed_over = self._workers.forward(call, seen, wants_gradients)
+                if handed_over is not False:
+                    return handed_over
+            self._take(call, self._examiner.forward(call, seen))
+        if not wants_gradients or seen.depends_on_layout():
             return None
-        return None if seen.depends_on_layout() else self._memory.keep(seen.for_backward())
+        return self._memory.keep(seen.for_backward())
 
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
-        seen = state.taken()
-        if seen is None:  # a second pass over the same graph
+        if self._on_device:
+            outputs, inputs = gradients.outputs, gradients.inputs
+        else:
+            outputs, inputs = snapshot.host_copy((gradients.outputs, gradients.inputs))
+        if isinstance(state, Kept):
+            state.compare(call, outputs, inputs)
             return
-        outputs, inputs = snapshot.host_copy((gradients.outputs, gradients.inputs))
-        self._take(call, self._examiner.backward(call, seen, outputs, inputs))
+        seen = state.taken()
+        if seen is not None:  # else a second pass over the same graph
+            self._take(call, self._examiner.backward(call, seen, outputs, inputs))
+
+    def _hollow(self, tensor: Tensor) -> Tensor:
+        return reference.hollow(tensor, tensor.device if self._on_device else "cpu")
 
     def _is_known(self, call: OpCall) -> bool:
         key = (call.name, call.where.line(), _shapes(call.args), _shapes(call.kwargs.values()) if call.kwargs else None)
@@ -194,18 +232,24 @@ class _State:
         self._policy = _policy(call.name, self.live.tensors)
         self._is_fast = _is_fast(found, self.live.tensors)
 
-    def seen(self, call: OpCall) -> Seen:
-        """After the call. A view is seen without a copy of anything."""
-        now = [version_of(tensor) for tensor in self.live.tensors]
-        # None where nobody counts; and there are ops that write without counting, known ones and perhaps unknown ones
-        changed = None in now or now != self._versions or self.traits is None
+    def is_view(self, call: OpCall) -> bool:
+        """After the call: true where it has only looked at its input's memory in another way, and rightly so."""
+        if self.traits is None or Trait.VIEW not in self.traits or self._has_changed():
+            return False
+        return reference.hands_out_memory(self.live, call.result) and reference.looks_alike(
+            call.func, self.live, call.result
+        )
+
+    def seen(self, call: OpCall, given: Arguments) -> Seen:
+        """After the call."""
+        # there are ops that write without counting, known ones and perhaps unknown ones
+        changed = self._has_changed() or self.traits is None
         changed = changed or bool(kinds.silently_written(call.name, call.func, call.args, call.kwargs))
-        given = self.given
-        if given is None:
-            is_view = not changed and reference.hands_out_memory(self.live, call.result)
-            is_view = is_view and reference.looks_alike(call.func, self.live, call.result)
-            given = self.live if is_view else self.live.copied()
         return Seen(call.name, call.func, given, None, call.result, *self._policy, self._is_fast, changed)
+
+    def _has_changed(self) -> bool:
+        now = [version_of(tensor) for tensor in self.live.tensors]
+        return None in now or now != self._versions  # None where nobody counts
 
 
 class _Memory:
@@ -239,17 +283,21 @@ class _Memory:
 class Waiting:
     """One call that waits; its memory is free when the gradients have come, or never will."""
 
-    __slots__ = ("_memory", "_seen", "_size")
+    __slots__ = ("_memory", "_seen", "_size", "_versions")
 
     def __init__(self, seen: Seen, size: int, memory: _Memory) -> None:
         self._seen: Seen | None = seen
         self._size = size
         self._memory = memory
+        self._versions = [version_of(tensor) for tensor in seen.given.tensors]
 
     def taken(self) -> Seen | None:
+        """None where it was taken already, or where the program has changed an argument meanwhile."""
         seen, self._seen = self._seen, None
         self._memory.free(self._size)
         self._size = 0
+        if seen is None or self._versions != [version_of(tensor) for tensor in seen.given.tensors]:
+            return None
         return seen
 
     def __del__(self) -> None:
@@ -268,6 +316,22 @@ class _Every:
         return is_turn and (self._steps is None or step in self._steps)
 
 
+def _works_in_place(call: OpCall) -> bool:
+    """True where the name or an argument says so. Where the version of a tensor tells later, it is too late once."""
+    name, kwargs = kinds.short_name(call.name) or call.name, call.kwargs
+    by_name = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    return (
+        by_name
+        or "out" in kwargs
+        or bool(kwargs.get("inplace"))
+        or bool(kinds.silently_written(call.name, call.func, call.args, kwargs))
+    )
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
 def _shapes(values: Iterable[Any]) -> tuple[Any, ...]:
     """Shapes, strides and dtypes of the tensors among them."""
     found: list[Any] = []
@@ -275,7 +339,8 @@ def _shapes(values: Iterable[Any]) -> tuple[Any, ...]:
         if isinstance(value, Tensor):
             found.append((value.dtype, value.shape, value.stride() if value.layout is torch.strided else None))
         elif isinstance(value, (list, tuple)) and value:
-            found.append(_shapes(value) if len(value) <= _LONGEST_LIST else (len(value), _shapes(value[:: len(value) - 1])))
+            shown = value if len(value) <= _LONGEST_LIST else value[:: len(value) - 1]
+            found.append((len(value), _shapes(shown)))
     return tuple(found)
 
 
@@ -303,4 +368,3 @@ def _is_fast(found: Trait | None, tensors: Iterable[Tensor]) -> bool:
 def _allows_tf32(backend: Any) -> bool:
     precision = getattr(backend, "fp32_precision", "none")  # torch 2.9
     return bool(precision == "tf32") if precision in ("ieee", "tf32") else bool(backend.allow_tf32)
-

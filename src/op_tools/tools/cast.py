@@ -19,7 +19,7 @@ import torch
 
 from op_tools import kinds, messages, show, trees
 from op_tools.call import OpCall
-from op_tools.casting import Cast, Kind, cast_call
+from op_tools.casting import Cast, ForeachCast, Kind, cast_call
 from op_tools.dtypes import DEFAULT_CASTS, Casts, CastTable, CastTables, casts_text, read_cast_tables, tables_from
 from op_tools.tool import Tool
 
@@ -66,7 +66,7 @@ class OpDtypeCast(Tool):
             table = self._by_op[call.name] = self._tables.cast_table(call.name) or DEFAULT_CASTS
         try:
             with torch._C.DisableTorchFunction():
-                cast = cast_call(call.name, args, kwargs, table)
+                cast = cast_call(call.name, args, kwargs, table, lists_whole=self.verbose < 2)
         except Exception as error:  # noqa: BLE001  the op itself must not be lost
             text = f"OpDtypeCast could not cast the arguments of {call.name}: {messages.in_short(error)}"
             messages.complain_once("cast", call.name, text=text)
@@ -78,12 +78,12 @@ class OpDtypeCast(Tool):
             kind = self._kind(cast)
             kind.calls += 1
             result = cast.finish(result, call.func, kind)
-        if self.verbose >= 2:
+        if self.verbose >= 2 and isinstance(cast, Cast):
             rows = _rows(call.name, cast, args, kwargs, casts_text(table))
             messages.say(f"\n\n\n{show.heading(call)}\n{show.table(COLUMNS, rows)}\n")
         return result
 
-    def _kind(self, cast: Cast) -> Kind:
+    def _kind(self, cast: Cast | ForeachCast) -> Kind:
         key = cast.key()
         kind = self._kinds.get(key)
         if kind is None:

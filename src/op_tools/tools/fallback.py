@@ -132,7 +132,7 @@ class OpFallback(Tool):
         self, call: OpCall, trip: Trip, proceed: Proceed, missing: Exception
     ) -> tuple[Any, Exception | None]:
         """Once more, without half precision."""
-        cast = _apart(cast_call, call.name, trip.args, trip.kwargs, DEFAULT_CASTS)
+        cast = _apart(cast_call, call.name, trip.args, trip.kwargs, DEFAULT_CASTS, False)
         if cast is None:
             return None, missing
         result, missing_again = _attempt(trip, cast.run, proceed)
