@@ -97,7 +97,10 @@ class _Pickler(pickle.Pickler):
             return _rebuild_tensor_v2, (*arguments, value.requires_grad, _NO_HOOKS)
         if value.requires_grad:  # a tensor of these dtypes cannot be made with it, but a parameter can
             return _rebuild_parameter, (value.without_gradient(), True, _NO_HOOKS)
-        return torch._utils._rebuild_tensor_v3, (*arguments, False, _NO_HOOKS, value.dtype)
+        rebuild = getattr(torch._utils, "_rebuild_tensor_v3", None)
+        if rebuild is None:
+            raise TypeError(f"torch {torch.__version__} cannot store {value.dtype}")
+        return rebuild, (*arguments, False, _NO_HOOKS, value.dtype)
 
 
 def bytes_at(address: int, length: int) -> Buffer:
