@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Callable
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from op_tools import autocasting, kinds, trees
 from op_tools.dtypes import CastTable
-from op_tools.elsewhere import StandIns, write_together
+from op_tools.elsewhere import StandIns, copy_together, write_together
 
 # half as long on the way through Python as `tensor.to(dtype)`
 _METHODS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
@@ -21,7 +21,6 @@ _METHODS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
     torch.float16: Tensor.half,
     torch.bfloat16: Tensor.bfloat16,
 }
-_copy_together: Callable[[list[Tensor], Sequence[Tensor]], Any] | None = getattr(torch, "_foreach_copy_", None)
 _COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -87,8 +86,8 @@ class Cast:
         target = self._table[tensor.dtype]
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():  # so that it counts its versions
-                return _cast(tensor, target)
-        return _cast(tensor, target)
+                return _convert(tensor, target)
+        return _convert(tensor, target)
 
     def key(self) -> Any:
         """The kind of call that it is."""
@@ -96,6 +95,8 @@ class Cast:
 
     def new_kind(self) -> Kind:
         """Nothing is known about it yet but what is cast."""
+        if self._autocast_to is not None:
+            return Kind(self._name, {(self._autocast_to, self._table[self._autocast_to])})
         pairs = zip(self.stand_ins.originals, self.stand_ins.stand_ins)
         return Kind(self._name, {(original.dtype, stand_in.dtype) for original, stand_in in pairs})
 
@@ -132,7 +133,7 @@ class Cast:
         if dtype is result.dtype:
             return result
         self.outputs.append((number, result.dtype, dtype))
-        return _cast(result, dtype)
+        return _convert(result, dtype)
 
     def _is_of_the_cast(self, dtype: torch.dtype) -> bool:
         return any(dtype is target or dtype is _COMPLEX.get(target) for target in self._table.values())
@@ -170,7 +171,7 @@ class ForeachCast:
         lists = {id(value): value for value in args if _is_tensor_list(value)}
         self.dtypes = [value[0].dtype for value in lists.values()]
         copies = {
-            key: _cast_list(value, table[dtype])
+            key: _convert_list(value, table[dtype])
             for (key, value), dtype in zip(lists.items(), self.dtypes)
             if dtype in table
         }
@@ -197,19 +198,19 @@ class ForeachCast:
                 write_together(first, copies)
             return first if result is copies else result
         native = functools.reduce(torch.promote_types, self.dtypes)
-        return tuple(_cast_list(result, native)) if result[0].dtype in self._table.values() else result
+        return tuple(_convert_list(result, native)) if result[0].dtype in self._table.values() else result
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _convert(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     method = _METHODS.get(dtype)
     return tensor.to(dtype) if method is None else method(tensor)
 
 
-def _cast_list(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    if _copy_together is None or tensors[0].dtype is dtype:
+def _convert_list(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    if copy_together is None or tensors[0].dtype is dtype:
         return [tensor.to(dtype) for tensor in tensors]
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    _copy_together(copies, tensors)
+    copy_together(copies, list(tensors))
     return copies
 
 
@@ -235,7 +236,7 @@ def cast_call(
     device_type = autocasting.active_device_type(args, kwargs)
     if device_type is not None and kwargs.get("out") is None:
         chosen = autocasting.chosen_dtype(kinds.short_name(name), device_type)
-        if chosen is not None:
+        if chosen is not None and _has_one_of((args, list(kwargs.values())), autocasting.ELIGIBLE):
             # autocast would give the op this dtype, whatever its arguments are
             if chosen not in table:
                 return None
@@ -247,12 +248,12 @@ def cast_call(
     return Cast(name, args, kwargs, table)
 
 
-def _has_one_of(values: Iterable[Any], table: CastTable) -> bool:
+def _has_one_of(values: Iterable[Any], dtypes: Container[torch.dtype]) -> bool:
     for value in values:
         if isinstance(value, Tensor):
-            if value.dtype in table:
+            if value.dtype in dtypes:
                 return True
-        elif isinstance(value, (list, tuple)) and _has_one_of(value, table):
+        elif isinstance(value, (list, tuple)) and _has_one_of(value, dtypes):
             return True
     return False
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from op_tools import chance, order, reference, traits, trees, verdict
-from op_tools.pair import CannotCompare, Gradient, Input, Output, Pair, Part, Seen, dense
+from op_tools.pair import CannotCompare, Gradient, Input, Many, Output, Pair, Part, Seen, dense, end_to_end
 from op_tools.reference import Arguments, Run
 from op_tools.tolerance import Tolerance, Tolerances
 from op_tools.traits import Trait
@@ -130,23 +130,45 @@ class Comparer:
         if len(got) != len(pair.expected.results):
             raise CannotCompare(f"{len(got)} results on the device, {len(pair.expected.results)} as reference")
         names = _numbered(f"{seen.name} output", len(got))
+        if reference.is_long_list(seen.result):
+            return self._rows_of_list(names, got, pair, [Output(index) for index in range(len(got))])
         return [self._row(name, value, pair, Output(index)) for index, (name, value) in enumerate(zip(names, got))]
 
     def _input_rows(self, seen: Seen, kept: Arguments, pair: Pair) -> Iterator[Row]:
-        leaves = zip(seen.given.labels("input"), seen.given.leaves, kept.leaves)
-        for index, (label, before, after) in enumerate(leaves):
-            name = f"{seen.name} {label}"
-            tolerance = self._tolerances.of(seen.name, before)
-            if not isinstance(before, Tensor):
-                yield Row(name, verdict.RIGHT, *tolerance)
-            elif index in pair.changed:
-                yield self._row(name, after, pair, Input(index))
-            elif after is before or verdict.same_bits(before, after):
-                yield Row(name, verdict.RIGHT, *tolerance, _error_info(before, pair.expected_part(Input(index))))
-            else:
-                judged = verdict.judge_exact(after, before)
-                reason = f"the call changed an input that it must leave alone: {judged.reason}"
-                yield Row(name, judged._replace(right=False, reason=reason, severity=math.inf), *tolerance)
+        names = [f"{seen.name} {label}" for label in seen.given.labels("input")]
+        together: set[int] = set()
+        for places in seen.given.long_lists():
+            if all(index in pair.changed for index in places):
+                parts = [Input(index) for index in places]
+                listed = slice(places.start, places.stop)
+                yield from self._rows_of_list(names[listed], kept.leaves[listed], pair, parts)
+                together.update(places)
+        for index, (name, before, after) in enumerate(zip(names, seen.given.leaves, kept.leaves)):
+            if index not in together:
+                yield self._input_row(name, before, after, pair, index)
+
+    def _input_row(self, name: str, before: Any, after: Any, pair: Pair, index: int) -> Row:
+        tolerance = self._tolerances.of(pair.name, before)
+        if not isinstance(before, Tensor):
+            return Row(name, verdict.RIGHT, *tolerance)
+        if index in pair.changed:
+            return self._row(name, after, pair, Input(index))
+        if after is before or verdict.same_bits(before, after):
+            return Row(name, verdict.RIGHT, *tolerance, _error_info(before, pair.expected_part(Input(index))))
+        judged = verdict.judge_exact(after, before)
+        reason = f"the call changed an input that it must leave alone: {judged.reason}"
+        return Row(name, judged._replace(right=False, reason=reason, severity=math.inf), *tolerance)
+
+    def _rows_of_list(
+        self, names: Sequence[str], got: Sequence[Any], pair: Pair, parts: Sequence[Input | Output]
+    ) -> list[Row]:
+        """One row for many tensors; if something is wrong with them, a row for each."""
+        first, last = names[0], names[-1].rpartition("[")[2]
+        together = self._row(f"{first[:-1]}..{last}", end_to_end(got), pair, Many(tuple(parts)))
+        if not together.is_wrong:
+            return [together]
+        rows = [self._row(name, value, pair, part) for name, value, part in zip(names, got, parts)]
+        return rows if any(row.is_wrong for row in rows) else [together]
 
     def _row(self, name: str, got: Any, pair: Pair, part: Part) -> Row:
         """One value of the device beside the reference's."""

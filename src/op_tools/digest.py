@@ -17,8 +17,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WIDTH = 512  # elements in a row
+NARROW, WIDE = 512, 4096  # elements in a row
+_LARGE = 65_536  # elements of a tensor from which its rows are wide: there are fewer of them for the host
 SKETCH = 4  # numbers of the projection
+
+
+def width(length: int) -> int:
+    """Of the rows of a tensor with so many elements. It must never change: the projection depends on it."""
+    return WIDE if length >= _LARGE else NARROW
 
 
 # ---- weights -------------------------------------------------------------------------------------------------------
@@ -43,14 +49,14 @@ class Weights:
     """For places in a row, by dtype and device; and for rows, by their number in the tensor."""
 
     def __init__(self) -> None:
-        self._columns: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._columns: dict[tuple[torch.device, torch.dtype, int], Tensor] = {}
         self._rows = torch.empty(0, SKETCH, dtype=torch.float64, device="cpu")
         self._factors = torch.empty(0, dtype=torch.int64, device="cpu")
 
-    def of_columns(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        key = (device, dtype)
+    def of_columns(self, device: torch.device, dtype: torch.dtype, width: int) -> Tensor:
+        key = (device, dtype, width)
         if key not in self._columns:
-            places = torch.arange(WIDTH, dtype=torch.int64, device="cpu")
+            places = torch.arange(width, dtype=torch.int64, device="cpu")
             self._columns[key] = _weights(places, 0).to(dtype).to(device)
         return self._columns[key]
 
@@ -92,7 +98,7 @@ def of_rows(rows: Tensor, weights: Tensor) -> Rows:
 
 def of_difficult_rows(rows: Tensor, lengths: Tensor, weights: Tensor) -> tuple[Rows, Tensor]:
     """The same of the finite elements among the first `lengths`; and how many others are NaN and infinite."""
-    inside = torch.arange(WIDTH, device=rows.device) < lengths.to(rows.device)[:, None]
+    inside = torch.arange(rows.shape[1], device=rows.device) < lengths.to(rows.device)[:, None]
     values = rows.double()
     finite = torch.isfinite(values)
     used = finite & inside
@@ -126,43 +132,33 @@ def difficult(rows: Rows) -> Tensor:
 
 @dataclass
 class Sums:
-    """Of parts of tensors, one line each: what can be put together over the parts of one tensor."""
+    """Of tensors, one line each."""
 
     counts: Tensor  # elements, NaN, infinities, bits; int64
     totals: Tensor  # sum and square of the finite elements, projections; double
     ends: Tensor  # the smallest, and the largest with its sign turned
 
-    def __getitem__(self, lines: slice) -> Sums:
-        return Sums(self.counts[lines], self.totals[lines], self.ends[lines])
 
-    def take_in(self, line: int, other: Sums) -> None:
-        """Puts another part of the same tensor to a line."""
-        self.counts[line] += other.counts[0]
-        self.totals[line] += other.totals[0]
-        self.ends[line] = torch.minimum(self.ends[line], other.ends[0])
-
-
-def sums(
-    rows: Rows, bad: Tensor | None, lengths: Tensor, row_counts: Tensor, first_rows: Tensor, weights: Weights
-) -> Sums:
-    """Puts rows together to parts of tensors: how many elements each has, how many rows, and the number of its first.
+def sums(rows: Rows, bad: Tensor | None, lengths: list[int], row_counts: list[int], weights: Weights) -> Sums:
+    """Puts rows together to tensors: how many elements each has, and how many rows.
 
     `bad` are the numbers of NaN and infinities of each row, where there are any.
     """
-    parts = len(lengths)
-    owner = torch.repeat_interleave(torch.arange(parts, device="cpu"), row_counts)
-    first = first_rows - (row_counts.cumsum(0) - row_counts)
-    row_weights, factors = weights.of_rows(torch.arange(len(owner), device="cpu") + first[owner])
+    count = len(lengths)
+    per_tensor = torch.tensor(row_counts, dtype=torch.int64, device="cpu")
+    owner = torch.repeat_interleave(torch.arange(count, device="cpu"), per_tensor)
+    before = per_tensor.cumsum(0) - per_tensor
+    row_weights, factors = weights.of_rows(torch.arange(len(owner), device="cpu") - before[owner])
     total, norm, smallest, largest, projection = rows.numbers.double()
-    counts = torch.zeros(4, parts, dtype=torch.int64, device="cpu")
-    counts[0] = lengths
+    counts = torch.zeros(4, count, dtype=torch.int64, device="cpu")
+    counts[0] = torch.tensor(lengths, dtype=torch.int64, device="cpu")
     counts[3].index_add_(0, owner, rows.bits * factors)
     if bad is not None:
         counts[1:3].index_add_(1, owner, bad)
-    totals = torch.zeros(parts, 2 + SKETCH, dtype=torch.float64, device="cpu")
+    totals = torch.zeros(count, 2 + SKETCH, dtype=torch.float64, device="cpu")
     additive = torch.cat([torch.stack([total, norm * norm], 1), projection[:, None] * row_weights], 1)
     totals.index_add_(0, owner, additive)
-    ends = torch.full((2, parts), math.inf, dtype=torch.float64, device="cpu")
+    ends = torch.full((2, count), math.inf, dtype=torch.float64, device="cpu")
     ends[0].scatter_reduce_(0, owner, smallest, "amin")
     ends[1].scatter_reduce_(0, owner, -largest, "amin")
     return Sums(counts.T, totals, ends.T)

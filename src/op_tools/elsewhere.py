@@ -17,7 +17,8 @@ from op_tools import trees
 from op_tools.carry import OPAQUE, layout_of, stretch_of
 
 _MANY = 8  # tensors of an optimizer's call, which are copied in one kernel
-_copy_together: Callable[[list[Tensor], list[Tensor]], Any] | None = getattr(torch, "_foreach_copy_", None)
+# copies many tensors on the device in one kernel
+copy_together: Callable[[list[Tensor], list[Tensor]], Any] | None = getattr(torch, "_foreach_copy_", None)
 _increment_version: Callable[[Tensor], None] | None = getattr(torch.autograd.graph, "increment_version", None)
 
 
@@ -115,8 +116,8 @@ class StandIns:
 
 def write_together(originals: Sequence[Tensor], stand_ins: Sequence[Tensor]) -> None:
     """Copies stand-ins into their originals; many of them on the device in one kernel."""
-    if len(originals) > _MANY and _copy_together is not None and not stand_ins[0].is_cpu:
-        _copy_together(list(originals), list(stand_ins))
+    if len(originals) > _MANY and copy_together is not None and not stand_ins[0].is_cpu:
+        copy_together(list(originals), list(stand_ins))
         return
     for original, stand_in in zip(originals, stand_ins):
         if original.size() != stand_in.size():  # an `out=` that had no room

@@ -4,7 +4,7 @@
         print(record.op, record.part, record.place, record.shape, record.mean, record.sketch)
 
 The file grows by whole blocks, each with its length and checksum: after a crash, all but an unfinished last one can be
-read. A block either describes a call site once (op, part, source line, shapes …), or holds a table of numbers: which
+read. A block either describes a call site once (op, source line, shapes …), or holds a table of numbers: which
 description a tensor belongs to, and its statistics.
 """
 
@@ -144,7 +144,7 @@ def _record(descriptions: list[dict[str, Any]], line: tuple[Any, ...]) -> Record
     tensor = call["tensors"][number]
     return Record(
         op=call["op"],
-        part=call["part"],
+        part=tensor["part"],
         place=tensor["place"],
         forward_id=forward_id,
         step=step,

@@ -27,6 +27,8 @@ HIGHER: Dtypes = {
     torch.complex32: torch.complex128,
     torch.complex64: torch.complex128,
 }
+_FEW = 8
+
 SINGLE: Dtypes = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 
@@ -48,6 +50,16 @@ class Arguments:
             self._leaves = [value for _, value in trees.leaves(self.args)]
             self._leaves += trees.tensors(self.kwargs)
         return self._leaves
+
+    def long_lists(self) -> list[range]:
+        """Where the leaves of lists with many tensors of one dtype are, as optimizers have them."""
+        found, start = [], 0
+        for value in self.args:
+            count = sum(1 for _ in trees.leaves(value))
+            if is_long_list(value):
+                found.append(range(start, start + count))
+            start += count
+        return found
 
     def labels(self, role: str) -> list[str]:
         """What the leaves are called: `input[0]`, `input` where there is only one, `input weight` for one by name."""
@@ -71,9 +83,23 @@ class Arguments:
         """On the host, as they are now."""
         return Arguments(*snapshot.host_copy((self.args, self.kwargs)))
 
+    def on_cpu(self) -> Arguments:
+        """With the names of devices among them replaced; the tensors must be there already."""
+        way = Way("", {})
+        return Arguments(_adapted(self.args, way, None), {k: _adapted(v, way, k) for k, v in self.kwargs.items()})
+
     def bytes(self) -> int:
         distinct = {id(tensor): tensor for tensor in self.tensors}
         return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
+
+
+def is_long_list(value: Any) -> bool:
+    """Many tensors of one dtype, which are better looked at together."""
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) > _FEW
+        and all(isinstance(part, Tensor) and part.dtype is value[0].dtype for part in value)
+    )
 
 
 class Way:

@@ -17,15 +17,17 @@ import torch
 from torch import Tensor
 
 from op_tools import digest
-from op_tools.digest import WIDTH, Rows, Sums, Weights
+from op_tools.digest import Rows, Sums, Weights
 from op_tools.marks import marker_of
 from op_tools.writer import Writer
 
+CAPACITY = 4 * 2**20  # bytes of a buffer, which a processor's cache holds
+_MOST_GROWTH = 32  # of a buffer on a device that works while the host goes on: it is best given much at once
+_FAST = 50e9  # bytes a second: where the host sees that many digested, it did not wait for it
 _BUFFERS = 2  # one is filled while the other one is read
-_MOST_CHUNKS = 4096  # in a buffer
+_MOST_PARTS = 4096  # in a buffer
+_MOST_ROWS = 16_384  # that wait to be put together
 _WAIT = 0.05  # seconds between looks for a free buffer
-_FAST = 50e9  # bytes a second, digested in the eyes of the host: it does not wait for the device
-_MOST_GROWTH = 8  # of a buffer
 
 # Where the elements of a dtype go without loss.
 _AS_FLOAT32 = ("float32", "bfloat16", "float16", "bool", "int8", "uint8", "int16", "uint16", "complex64", "complex32")
@@ -43,131 +45,160 @@ def staged_as(tensor: Tensor) -> torch.dtype | None:
     return _STAGED_AS.get(tensor.dtype) if tensor.layout is torch.strided else None
 
 
+# ---- what is staged ------------------------------------------------------------------------------------------------
+
+Kind = tuple[torch.device, torch.dtype, int]  # of a stage: its device, the dtype and the width of its rows
+
+
 class Chunk:
-    """Tensors that come together, or a part of one that is large: all that is the same each time they come."""
+    """Tensors that are copied together: all that is the same each time they come."""
 
-    __slots__ = ("dtype", "first_row", "is_end", "lengths", "numbers", "row_counts", "rows", "start", "tails")
+    __slots__ = ("kind", "lengths", "numbers", "row_counts", "size", "tails")
 
-    def __init__(self, dtype: torch.dtype, numbers: list[int], lengths: list[int], start: int, is_end: bool) -> None:
-        rows = [-(-length // WIDTH) for length in lengths]
-        self.dtype = dtype  # of the stage
+    def __init__(self, kind: Kind, numbers: list[int], lengths: list[int]) -> None:
+        width = kind[2]
+        self.kind = kind
         self.numbers = numbers  # which tensors of the call
-        self.start = start  # the element with which it begins, for a part of a tensor
-        self.is_end = is_end  # false for a part that others follow
-        self.rows = sum(rows)
-        self.lengths = torch.tensor(lengths, dtype=torch.int64, device="cpu")
-        self.row_counts = torch.tensor(rows, dtype=torch.int64, device="cpu")
-        self.first_row = start // WIDTH
+        self.lengths = lengths
+        self.row_counts = [-(-length // width) for length in lengths]
+        self.size = sum(self.row_counts) * width  # elements that it takes in a buffer
         self.tails: list[tuple[int, int]] = []  # rows that are not full, and how many elements they have
         end = 0
-        for length, count in zip(lengths, rows):
+        for length, count in zip(lengths, self.row_counts):
             end += count
-            if length % WIDTH:
-                self.tails.append((end - 1, length % WIDTH))
+            if length % width:
+                self.tails.append((end - 1, length % width))
 
 
-def chunks(tensors: list[Tensor], capacity: int) -> Iterator[tuple[torch.device, Chunk]]:
-    """How such tensors are staged, in a buffer of so many bytes; those that cannot be are left out."""
-    groups: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
+def chunks(tensors: list[Tensor]) -> Iterator[Chunk]:
+    """How such tensors are staged; those that cannot be are left out."""
+    groups: dict[tuple[Kind, torch.dtype], list[tuple[int, int]]] = {}
     for number, tensor in enumerate(tensors):
         dtype = staged_as(tensor)
         if dtype is not None:
-            groups.setdefault((tensor.device, dtype, tensor.dtype), []).append(number)
-    for (device, dtype, _), numbers in groups.items():
-        most = capacity // (WIDTH * dtype.itemsize) * WIDTH
-        for chunk in _in_portions(tensors, numbers, dtype, most):
-            yield device, chunk
-
-
-def _in_portions(tensors: list[Tensor], numbers: list[int], dtype: torch.dtype, most: int) -> Iterator[Chunk]:
-    together: list[int] = []
-    lengths: list[int] = []
-    room = most // 2  # what is much less than a buffer leaves little of it unused
-    for number in numbers:
-        length = tensors[number].numel() * (2 if tensors[number].is_complex() else 1)
-        if together and (length > room or length > most):
-            yield Chunk(dtype, together, lengths, 0, True)
-            together, lengths, room = [], [], most // 2
-        if length > most:
-            for start in range(0, length, most):
-                yield Chunk(dtype, [number], [min(most, length - start)], start, start + most >= length)
-        else:
-            together.append(number)
+            length = tensor.numel() * (2 if tensor.is_complex() else 1)
+            kind = (tensor.device, dtype, digest.width(length))
+            groups.setdefault((kind, tensor.dtype), []).append((number, length))
+    for (kind, _), members in groups.items():
+        room = most = CAPACITY // kind[1].itemsize // 4  # what is much less than a buffer leaves little of it unused
+        numbers: list[int] = []
+        lengths: list[int] = []
+        for number, length in members:
+            if numbers and length > room:
+                yield Chunk(kind, numbers, lengths)
+                numbers, lengths, room = [], [], most
+            numbers.append(number)
             lengths.append(length)
-            room -= -(-length // WIDTH) * WIDTH
-    if together:
-        yield Chunk(dtype, together, lengths, 0, True)
+            room -= -(-length // kind[2]) * kind[2]
+        yield Chunk(kind, numbers, lengths)
 
 
 # what is kept with a chunk until its digests are there, and who takes both then, in the writer's thread
 Label = Any
-Receiver = Callable[[list[tuple[Chunk, Label]], Sums], None]
+Receiver = Callable[[list[tuple[Label, list[int]]], Sums], None]
+
+
+class _Batch:
+    """What lies in a buffer: chunks, and at its ends perhaps parts of large tensors."""
+
+    __slots__ = ("ends_whole", "labels", "lengths", "row_counts", "rows", "starts_whole", "tails")
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.labels: list[tuple[Label, list[int]]] = []  # and which tensors of the call
+        self.lengths: list[int] = []
+        self.row_counts: list[int] = []
+        self.tails: list[tuple[int, int]] = []
+        self.starts_whole = True
+        self.ends_whole = True
+
+    def add(self, label: Label, chunk: Chunk, width: int) -> None:
+        if chunk.tails:
+            self.tails.extend((self.rows + row, length) for row, length in chunk.tails)
+        self.rows += chunk.size // width
+        self.labels.append((label, chunk.numbers))
+        self.lengths.extend(chunk.lengths)
+        self.row_counts.extend(chunk.row_counts)
+
+    def add_part(self, label: Label, chunk: Chunk, width: int, start: int, length: int) -> None:
+        rows = -(-length // width)
+        self.rows += rows
+        if start:
+            self.starts_whole = False
+        else:
+            self.labels.append((label, chunk.numbers))
+        self.lengths.append(length)
+        self.row_counts.append(rows)
+        self.ends_whole = start + length == chunk.lengths[0]
+        if length % width:
+            self.tails.append((self.rows - 1, length % width))
 
 
 class Stage:
-    """Gathers tensors of one device, one stream and one kind of elements."""
+    """Gathers tensors of one kind from one stream."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        capacity: int,
-        writer: Writer,
-        weights: Weights,
-        receive: Receiver,
-    ) -> None:
+    def __init__(self, kind: Kind, writer: Writer, weights: Weights, receive: Receiver) -> None:
+        device, dtype, self._width = kind
         self._writer = writer
         self._receive = receive
         self._weights = weights
-        self._columns = weights.of_columns(device, torch.float64 if dtype is torch.int64 else dtype)
-        self._length = capacity // (WIDTH * dtype.itemsize) * WIDTH  # of the next buffer
+        self._columns = weights.of_columns(device, torch.float64 if dtype is torch.int64 else dtype, self._width)
+        self._length = -(-CAPACITY // dtype.itemsize // self._width) * self._width  # of the next buffer
         self._longest = self._length * _MOST_GROWTH
         self._free: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
         for _ in range(_BUFFERS):
             self._free.put(torch.empty(self._length, dtype=dtype, device=device))
         self._buffer = self._free.get()
+        self._room = self._length  # of this buffer
         self._batch = _Batch()
         self._padding: dict[tuple[torch.dtype, int], Tensor] = {}
-        self._carried: Sums | None = None  # of the first parts of a tensor, in the writer's thread
         self._lacks_kernels = False
+        self._waiting = _Waiting()  # in the writer's thread
 
     def add(self, tensors: list[Tensor], chunk: Chunk, label: Label) -> None:
         """Takes the chunk's tensors as they are now."""
-        batch = self._batch
-        # a later part of a tensor is put to the earlier one when it is the first in its buffer
-        start = batch.rows * WIDTH
-        if start + chunk.rows * WIDTH > len(self._buffer) or chunk.start or len(batch.chunks) >= _MOST_CHUNKS:
+        start = self._batch.rows * self._width
+        if start + chunk.size > self._room or len(self._batch.labels) >= _MOST_PARTS:
+            if chunk.size > self._room:
+                self._add_in_parts(tensors[chunk.numbers[0]], chunk, label)
+                return
             self.flush()
-            batch, start = self._batch, 0
+            start = 0
         if len(chunk.numbers) == 1:
-            self._copy_one(tensors[chunk.numbers[0]], chunk, start)
+            tensor = _real(tensors[chunk.numbers[0]])
+            self._buffer[start : start + chunk.lengths[0]].view(tensor.shape).copy_(tensor)
         else:
-            self._copy_all([tensors[number] for number in chunk.numbers], chunk, start)
-        batch.add(chunk, label)
+            self._copy([tensors[number] for number in chunk.numbers], chunk, start)
+        self._batch.add(label, chunk, self._width)
 
-    def _copy_one(self, tensor: Tensor, chunk: Chunk, start: int) -> None:
-        if tensor.is_complex():
-            tensor = torch.view_as_real(tensor.resolve_conj())
-        length = tensor.numel()
-        if chunk.start or not chunk.is_end:
-            length = int(chunk.lengths[0])
-            tensor = tensor.reshape(-1)[chunk.start : chunk.start + length]
-        self._buffer[start : start + length].view(tensor.shape).copy_(tensor)
-
-    def _copy_all(self, tensors: list[Tensor], chunk: Chunk, start: int) -> None:
+    def _copy(self, tensors: list[Tensor], chunk: Chunk, start: int) -> None:
         dtype = tensors[0].dtype
         if dtype in _JOINED:
             flat: list[Tensor] = []
-            for tensor in tensors:
+            for tensor, length in zip(tensors, chunk.lengths):
                 flat.append(tensor.reshape(-1))
-                unused = -tensor.numel() % WIDTH
+                unused = -length % self._width
                 if unused:
                     flat.append(self._pad(dtype, unused))
-            torch.cat(flat, out=self._buffer[start : start + chunk.rows * WIDTH])
+            torch.cat(flat, out=self._buffer[start : start + chunk.size])
         else:
-            for tensor, rows in zip(tensors, chunk.row_counts.tolist()):
-                self._copy_one(tensor, chunk, start)
-                start += rows * WIDTH
+            for tensor, length, rows in zip(map(_real, tensors), chunk.lengths, chunk.row_counts):
+                self._buffer[start : start + length].view(tensor.shape).copy_(tensor)
+                start += rows * self._width
+
+    def _add_in_parts(self, tensor: Tensor, chunk: Chunk, label: Label) -> None:
+        """A tensor that is larger than a buffer fills one after the other."""
+        flat = _real(tensor).reshape(-1)
+        start = 0
+        while start < len(flat):
+            used = self._batch.rows * self._width
+            if used == self._room:
+                self.flush()
+                used = 0
+            part = flat[start : start + self._room - used]
+            self._buffer[used : used + len(part)].copy_(part)
+            self._batch.add_part(label, chunk, self._width, start, len(part))
+            start += len(part)
 
     def _pad(self, dtype: torch.dtype, length: int) -> Tensor:
         padding = self._padding.get((dtype, length))
@@ -176,23 +207,24 @@ class Stage:
             self._padding[dtype, length] = padding
         return padding
 
-    def flush(self) -> None:
-        """Has the digests made of all that was gathered."""
+    def flush(self, to_the_end: bool = False) -> None:
+        """Has the digests made of all that was gathered; `to_the_end`, and handed over."""
         batch, self._batch = self._batch, _Batch()
-        if not batch.chunks:
-            return
-        began = time.perf_counter()
-        buffer, on_the_way = self._buffer.view(-1, WIDTH), _OnTheWay()
-        with torch.no_grad(), torch._C._DisableAutocast():
-            rows = self._digested(buffer[: batch.rows])
-            rows = Rows(on_the_way.add(rows.numbers), on_the_way.add(rows.bits))
-            tails = on_the_way.add(torch.stack([buffer[row] for row, _ in batch.tails])) if batch.tails else None
-        on_the_way.mark(buffer.device)
-        # a device that works while the host goes on is best given much at once; others, what their caches hold
-        if batch.rows * WIDTH * buffer.element_size() > _FAST * (time.perf_counter() - began):
-            self._length = min(2 * self._length, self._longest)
-        self._writer.add(partial(self._read, batch, self._buffer, on_the_way, rows, tails))
-        self._buffer = self._free_buffer()
+        if batch.labels or not batch.starts_whole:
+            began = time.perf_counter()
+            buffer, on_the_way = self._buffer.view(-1, self._width), _OnTheWay()
+            with torch.no_grad(), torch._C._DisableAutocast():
+                rows = self._digested(buffer[: batch.rows])
+                rows = Rows(on_the_way.add(rows.numbers), on_the_way.add(rows.bits))
+                tails = on_the_way.add(torch.stack([buffer[row] for row, _ in batch.tails])) if batch.tails else None
+            on_the_way.mark(buffer.device)
+            if batch.rows * self._width * buffer.element_size() > _FAST * (time.perf_counter() - began):
+                self._length = min(2 * self._length, self._longest)
+            self._writer.add(partial(self._read, batch, self._buffer, on_the_way, rows, tails))
+            self._buffer = self._free_buffer()
+            self._room = len(self._buffer)
+        if to_the_end:
+            self._writer.add(self._hand_over)
 
     def _digested(self, rows: Tensor) -> Rows:
         if not self._lacks_kernels:
@@ -217,24 +249,20 @@ class Stage:
     def _read(self, batch: _Batch, buffer: Tensor, on_the_way: _OnTheWay, rows: Rows, tails: Tensor | None) -> None:
         try:
             on_the_way.wait()
-            sums = self._sums(batch, buffer.view(-1, WIDTH), rows, tails)
+            rows, bad = self._corrected(batch, buffer.view(-1, self._width), rows, tails)
         finally:
             self._free.put(buffer)
-        chunks = batch.chunks
-        if self._carried is not None:
-            sums.take_in(0, self._carried)
-            self._carried = None
-        if not chunks[-1][0].is_end:
-            chunks, self._carried, sums = chunks[:-1], sums[-1:], sums[:-1]
-        if chunks:
-            self._receive(chunks, sums)
+        self._waiting.add(batch, rows, bad)
+        if self._waiting.count >= _MOST_ROWS:
+            self._hand_over()
 
-    def _sums(self, batch: _Batch, buffer: Tensor, rows: Rows, tails: Tensor | None) -> Sums:
-        bad = None
+    def _corrected(self, batch: _Batch, buffer: Tensor, rows: Rows, tails: Tensor | None) -> tuple[Rows, Tensor | None]:
+        """With what is right for rows that have ends, NaN or infinities in them; and how many of these."""
         difficult = set(digest.difficult(rows).tolist())
-        if tails is not None or difficult:
-            rows = Rows(rows.numbers.double(), rows.bits)
-            bad = torch.zeros(2, batch.rows, dtype=torch.int64, device="cpu")
+        if tails is None and not difficult:
+            return rows, None
+        rows = Rows(rows.numbers.double(), rows.bits)
+        bad = torch.zeros(2, batch.rows, dtype=torch.int64, device="cpu")
         if tails is not None:
             places, lengths = zip(*batch.tails)
             difficult.difference_update(places)
@@ -243,46 +271,68 @@ class Stage:
         if difficult:
             again = sorted(difficult)
             _put_in(rows, bad, again, self._looked_at_again(buffer, again))
-        lengths_of_all = torch.cat([chunk.lengths for chunk, _ in batch.chunks])
-        row_counts = torch.cat([chunk.row_counts for chunk, _ in batch.chunks])
-        # only a part of a large tensor begins elsewhere than with row 0, and it is the first in its buffer
-        first_rows = torch.zeros_like(row_counts)
-        first_rows[0] = batch.chunks[0][0].first_row
-        return digest.sums(rows, bad, lengths_of_all, row_counts, first_rows, self._weights)
+        return rows, bad
 
     def _looked_at_again(self, buffer: Tensor, places: list[int]) -> tuple[Rows, Tensor]:
         rows = buffer[torch.tensor(places, device=buffer.device)]
-        lengths = torch.full((len(places),), WIDTH, device="cpu")
+        lengths = torch.full((len(places),), self._width, device="cpu")
         try:
             return digest.of_difficult_rows(rows, lengths, self._columns)
         except (NotImplementedError, RuntimeError, TypeError):  # a device without double precision
             return digest.of_difficult_rows(rows.cpu(), lengths, self._columns.cpu())
 
+    def _hand_over(self) -> None:
+        waiting = self._waiting
+        if waiting.labels and waiting.ends_whole:
+            self._waiting = _Waiting()
+            self._receive(waiting.labels, waiting.sums(self._weights))
 
-def _put_in(rows: Rows, bad: Tensor | None, places: list[int], found: tuple[Rows, Tensor]) -> None:
+
+class _Waiting:
+    """Rows of several buffers, until there are enough of them, and the last tensor is whole."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.labels: list[tuple[Label, list[int]]] = []
+        self.ends_whole = True
+        self._lengths: list[int] = []
+        self._row_counts: list[int] = []
+        self._rows: list[Rows] = []
+        self._bad: list[Tensor | None] = []
+
+    def add(self, batch: _Batch, rows: Rows, bad: Tensor | None) -> None:
+        lengths, row_counts = batch.lengths, batch.row_counts
+        if not batch.starts_whole:
+            self._lengths[-1] += lengths[0]
+            self._row_counts[-1] += row_counts[0]
+            lengths, row_counts = lengths[1:], row_counts[1:]
+        self.count += batch.rows
+        self.labels += batch.labels
+        self.ends_whole = batch.ends_whole
+        self._lengths += lengths
+        self._row_counts += row_counts
+        self._rows.append(rows)
+        self._bad.append(bad)
+
+    def sums(self, weights: Weights) -> Sums:
+        rows = Rows(torch.cat([one.numbers for one in self._rows], 1), torch.cat([one.bits for one in self._rows]))
+        bad = None
+        if any(one is not None for one in self._bad):
+            none = [torch.zeros(2, len(one.bits), dtype=torch.int64, device="cpu") for one in self._rows]
+            bad = torch.cat([zeros if one is None else one for one, zeros in zip(self._bad, none)], 1)
+        return digest.sums(rows, bad, self._lengths, self._row_counts, weights)
+
+
+def _put_in(rows: Rows, bad: Tensor, places: list[int], found: tuple[Rows, Tensor]) -> None:
     right, bad_of_these = found
     index = torch.tensor(places, device="cpu")
     rows.numbers[:, index] = right.numbers.cpu()
     rows.bits[index] = right.bits.cpu()
-    if bad is not None:
-        bad[:, index] = bad_of_these.cpu()
+    bad[:, index] = bad_of_these.cpu()
 
 
-class _Batch:
-    """What lies in a buffer."""
-
-    __slots__ = ("chunks", "rows", "tails")
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.chunks: list[tuple[Chunk, Label]] = []
-        self.tails: list[tuple[int, int]] = []
-
-    def add(self, chunk: Chunk, label: Label) -> None:
-        if chunk.tails:
-            self.tails.extend((self.rows + row, length) for row, length in chunk.tails)
-        self.rows += chunk.rows
-        self.chunks.append((chunk, label))
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 class _OnTheWay:

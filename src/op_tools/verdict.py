@@ -136,7 +136,7 @@ def judge(
     measures = Measures(
         allclose=found.excess <= tolerance.atol and not found.nonfinite,
         max_abs_diff=math.inf if found.nonfinite else found.max_abs,
-        max_relative_diff=math.inf if found.nonfinite else found.max_relative,
+        max_relative_diff=math.inf if found.nonfinite else _or_infinite(found.max_relative),
         cosine=found.cosine(),
         max_ulp=found.max_ulp,
         mean_ulp=found.ulps / got.numel(),
@@ -167,23 +167,20 @@ def agreeing(got: Tensor, expected: Tensor, precision: Precision, tolerance: Tol
     """For a result that equals that of the CPU in the same dtype, bit for bit: right, and only to be measured."""
     if got.numel() == 0 or got.is_complex() or got.numel() > _BLOCK:
         return judge(got, expected, got, precision, tolerance)._replace(right=True, reason="")
-    block = _Block(got.detach(), expected.detach(), None, None, precision)
-    distance, magnitude = block.error.abs(), block.magnitude
-    ulps = distance / block.ulp
-    relative = (distance / magnitude).nan_to_num_(nan=0.0, posinf=math.inf)
-    found = [distance.max(), relative.max(), ulps.max(), ulps.mean(), (distance - tolerance.rtol * magnitude).max()]
-    found += [_dot(block.got, block.expected), _dot(block.got, block.got), _dot(block.expected, block.expected)]
-    max_abs, max_relative, max_ulp, mean_ulp, excess, product, left, right = torch.stack(found).tolist()
-    nonfinite = 0 if block.nonfinite is None else int(block.nonfinite.sum())
+    block = _Block(got.detach().reshape(1, -1), expected.detach().reshape(1, -1), None, None, precision)
+    both = torch.cat([block.got, block.expected])
+    found = torch.cat([_maxima(block, block.error, tolerance), (both @ both.t()).view(-1)]).tolist()
+    if not math.isfinite(sum(found)):
+        return judge(got, expected, got, precision, tolerance)._replace(right=True, reason="")
+    _, max_abs, max_relative, max_ulp, excess, left, product, _, right = found
     measures = Measures(
-        allclose=excess <= tolerance.atol and not nonfinite,
-        max_abs_diff=math.inf if nonfinite else max_abs,
-        max_relative_diff=math.inf if nonfinite else max_relative,
+        allclose=excess <= tolerance.atol,
+        max_abs_diff=max_abs,
+        max_relative_diff=_or_infinite(max_relative),
         cosine=_cosine(product, left, right),
         max_ulp=max_ulp,
-        mean_ulp=mean_ulp,
+        mean_ulp=math.nan,
         rmse_ratio=1.0,
-        nonfinite=nonfinite,
     )
     return Verdict(True, "", measures)
 
@@ -248,12 +245,12 @@ class _Found(NamedTuple):
     """Sums and maxima over all elements."""
 
     squares: float  # of the scaled errors
-    usual_squares: float  # of the CPU's
     slope: float  # scaled errors times scaled values
     usual_slope: float
     weight: float  # squares of scaled values
-    product: float
+    usual_squares: float  # of the CPU's scaled errors
     got_squares: float
+    product: float
     expected_squares: float
     errors: float  # squares, unscaled
     usual_errors: float
@@ -280,12 +277,21 @@ class _Found(NamedTuple):
 
 
 class _Block:
-    """Some rows of one tensor's numbers, in float64. Where a comparison makes no sense, both sides are zero."""
+    """Some rows of one tensor's numbers, in float64.
 
-    __slots__ = ("blamed", "error", "expected", "got", "magnitude", "nonfinite", "ulp", "usual")
+    `careful`: where NaN or Inf make a comparison senseless, both sides are zero, and `nonfinite` tells where.
+    """
+
+    __slots__ = ("blamed", "error", "expected", "got", "half_ulp", "magnitude", "nonfinite", "usual")
 
     def __init__(
-        self, got: Tensor, expected: Tensor, same: Tensor | None, magnitude: Tensor | None, precision: Precision
+        self,
+        got: Tensor,
+        expected: Tensor,
+        same: Tensor | None,
+        magnitude: Tensor | None,
+        precision: Precision,
+        careful: bool = False,
     ) -> None:
         got, expected = got.double(), expected.double()
         same = None if same is None else same.double()
@@ -293,15 +299,12 @@ class _Block:
         self.blamed: Tensor | None = None
         self.got, self.expected, self.error = got, expected, got - expected
         self.usual = None if same is None else same - expected
-        if not self._is_finite():
+        if careful:
             self._set_nonfinite_aside(got, expected, same, precision)
-        self.magnitude = (self.expected.abs() if magnitude is None else magnitude.nan_to_num(0.0, 0.0)).contiguous()
+            magnitude = None if magnitude is None else magnitude.nan_to_num(0.0, 0.0)
+        self.magnitude = (self.expected.abs() if magnitude is None else magnitude).contiguous()
         power_of_two = (self.magnitude.view(torch.int64) & _EXPONENT).view(torch.float64)
-        self.ulp = (power_of_two * precision.eps).clamp_min_(2 * precision.smallest)
-
-    def _is_finite(self) -> bool:
-        total = self.error.sum() if self.usual is None else self.error.sum() + self.usual.sum()
-        return bool(total.isfinite())
+        self.half_ulp = (power_of_two * (precision.eps / 2)).clamp_min_(precision.smallest)
 
     def _set_nonfinite_aside(self, got: Tensor, expected: Tensor, same: Tensor | None, precision: Precision) -> None:
         beyond = expected.abs() > precision.largest
@@ -322,10 +325,11 @@ class _Block:
             usual = torch.nan_to_num(same - expected, nan=math.inf, posinf=math.inf, neginf=-math.inf)
             self.usual = torch.where(comparable, usual, 0.0)
 
-    def usual_squares(self, eps: float) -> Tensor:
-        """What the op usually costs, squared; without a run on the CPU, what rounding costs."""
-        errors = self.expected * (eps / 2) if self.usual is None else self.usual
-        squares = errors.square()
+    def usual_squares(self) -> Tensor | None:
+        """What the op usually costs, squared; where the CPU has no number, nothing."""
+        if self.usual is None:
+            return None
+        squares = self.usual.square()
         return squares if self.nonfinite is None else torch.where(squares.isfinite(), squares, 0.0)
 
 
@@ -337,80 +341,96 @@ class _Numbers:
     ) -> None:
         self._precision = precision
         self._shape = got.shape
-        self._device = got.device
         self._is_complex = got.is_complex() or expected.is_complex()
-        parts = [got, expected, same]
-        magnitude = None
+        parts: list[Tensor | None] = [got, expected, same, None]
         if self._is_complex:
             magnitude = expected.abs().double().unsqueeze(-1).expand(*expected.shape, 2)
-            parts = [None if part is None else _as_real(part.to(torch.complex128)) for part in parts]
+            parts = [*(None if part is None else _as_real(part.to(torch.complex128)) for part in parts[:3]), magnitude]
             sensitivity = None if sensitivity is None else sensitivity.unsqueeze(-1).expand(*expected.shape, 2)
         shape = (*got.shape, 2) if self._is_complex else got.shape
         self._rows, self._columns = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
-        self._parts = [self._flat(part) for part in (*parts, magnitude)]
+        self._parts = [self._flat(part) for part in parts]
         self._sensitivity = self._flat(sensitivity)
         size = max(1, _BLOCK // self._columns)
         self._slices = [slice(start, start + size) for start in range(0, self._rows, size)]
-        self._only = self._read(self._slices[0]) if len(self._slices) == 1 else None
-        self._floor: Tensor
-        self._of_row, self._share_of_column, self._of_all = self._typical_errors()
+        self._careful = False
+        self._prepare()
 
     def _flat(self, tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.detach().reshape(self._rows, self._columns)
+
+    def _prepare(self) -> None:
+        self._only = self._read(self._slices[0]) if len(self._slices) == 1 else None
+        self._floor, self._typical, self._share_of_column = self._typical_errors()
 
     def _read(self, rows: slice) -> _Block:
         got, expected, same, magnitude = (None if part is None else part[rows] for part in self._parts)
         assert got is not None
         assert expected is not None
-        return _Block(got, expected, same, magnitude, self._precision)
+        return _Block(got, expected, same, magnitude, self._precision, self._careful)
 
     def _block(self, rows: slice) -> _Block:
         return self._read(rows) if self._only is None else self._only
 
-    def _typical_errors(self) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Mean squares of what the op usually costs: by row, over all, and by column as a multiple of that."""
+    def _typical_errors(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Half a unit of a typical value; mean squares of what the op usually costs, by row; and shares by column."""
+        values: Tensor | None = None
         by_row: list[Tensor] = []
         by_column: Tensor | None = None
-        values = torch.zeros((), dtype=torch.float64, device=self._device)
         for rows in self._slices:
             block = self._block(rows)
-            values = values + block.magnitude.sum()
-            squares = block.usual_squares(self._precision.eps)
-            by_row.append(squares.sum(1, keepdim=True))
-            if self._rows >= _ENOUGH:
-                columns = squares.sum(0, keepdim=True)
-                by_column = columns if by_column is None else by_column + columns
-        sums = by_row[0] if len(by_row) == 1 else torch.cat(by_row)
+            total, squares = block.magnitude.sum(), block.usual_squares()
+            values = total if values is None else values + total
+            if squares is not None:
+                by_row.append(squares.sum(1, keepdim=True))
+                if self._rows >= _ENOUGH:
+                    columns = squares.sum(0, keepdim=True)
+                    by_column = columns if by_column is None else by_column + columns
+        assert values is not None
         count = self._rows * self._columns
-        self._floor = values * (self._precision.eps / 2 / count)
-        overall = sums.sum() / count
-        of_row = sums / self._columns if self._columns >= _ENOUGH else None
+        floor = values * (self._precision.eps / 2 / count)
+        if not by_row:
+            return floor, None, None
+        sums = by_row[0] if len(by_row) == 1 else torch.cat(by_row)
+        overall = sums.sum(0, keepdim=True) / count
+        typical = sums / self._columns if self._columns >= _ENOUGH else overall.expand(self._rows, 1)
         share = None if by_column is None else by_column / (self._rows * overall.clamp_min(1e-300))
-        return of_row, share, overall
+        return floor, typical, share
 
     def _scale(self, rows: slice, block: _Block) -> Tensor:
         """What each element may be off by."""
-        typical = self._of_all if self._of_row is None else self._of_row[rows]
-        if self._share_of_column is not None:
-            typical = typical * self._share_of_column
-        scale = torch.maximum(torch.maximum(block.ulp / 2, self._floor), typical.sqrt())
-        if block.usual is not None:
-            scale = torch.maximum(scale, block.usual.abs())
+        scale = torch.maximum(block.half_ulp, self._floor)
+        if self._typical is not None and block.usual is not None:
+            typical = self._typical[rows]
+            if self._share_of_column is not None:
+                typical = typical * self._share_of_column
+            scale = torch.maximum(torch.maximum(scale, typical.sqrt()), block.usual.abs())
         if self._sensitivity is not None:
             scale = torch.maximum(scale, self._sensitivity[rows] / self._precision.limits.peak)
         return scale
 
     def statistics(self, tolerance: Tolerance) -> _Found:
+        found = self._statistics(tolerance)
+        if not self._careful and not math.isfinite(sum(found)):
+            self._careful = True
+            self._prepare()
+            found = self._statistics(tolerance)
+        return found
+
+    def _statistics(self, tolerance: Tolerance) -> _Found:
         sums: Tensor | None = None
         maxima: Tensor | None = None
         for rows in self._slices:
             block = self._block(rows)
-            block_sums, block_maxima = _block_statistics(block, self._scale(rows, block), tolerance)
+            scale = self._scale(rows, block)
+            scaled = block.error / scale
+            block_sums, block_maxima = _sums(block, scale, scaled), _maxima(block, scaled, tolerance)
             sums = block_sums if sums is None else sums + block_sums
             maxima = block_maxima if maxima is None else torch.maximum(maxima, block_maxima)
         assert sums is not None
         assert maxima is not None
-        return _Found(*torch.cat([sums, maxima]).tolist())
+        found = torch.cat([sums, maxima]).tolist()
+        return _Found(*_in_order(found[: len(sums)]), *found[len(sums) :])
 
     def distinct_values(self) -> float:
         """Equal values have equal rounding errors: only different ones tell something new."""
@@ -437,32 +457,56 @@ class _Numbers:
         return _unravel(place, self._shape), count / (self._rows * self._columns)
 
 
-def _block_statistics(block: _Block, scale: Tensor, tolerance: Tolerance) -> tuple[Tensor, Tensor]:
-    """The sums and the maxima of _Found."""
-    scaled, value, distance = block.error / scale, block.expected / scale, block.error.abs()
-    ulps = distance / block.ulp
-    zero = scaled.new_zeros(())
-    usual = usual_slope = usual_errors = zero
+def _sums(block: _Block, scale: Tensor, scaled: Tensor) -> Tensor:
+    """All products of two of the vectors at once, then other sums: many small reductions would take longer."""
+    vectors = [scaled, block.expected / scale, block.got, block.expected, block.error]
     if block.usual is not None:
-        cost = block.usual / scale
-        errors = block.usual
+        usual, cost = block.usual, block.usual / scale
         if block.nonfinite is not None:
-            cost = torch.nan_to_num(cost, nan=0.0)
-            errors = torch.where(errors.isfinite(), errors, 0.0)
-        usual, usual_slope, usual_errors = _dot(cost, cost), _dot(cost, value), _dot(errors, errors)
-    sums = [_dot(scaled, scaled), usual, _dot(scaled, value), usual_slope, _dot(value, value)]
-    sums += [_dot(block.got, block.expected), _dot(block.got, block.got), _dot(block.expected, block.expected)]
-    sums += [_dot(block.error, block.error), usual_errors, ulps.sum(), block.expected.count_nonzero().double()]
-    sums.append(zero if block.blamed is None else block.blamed.sum().double())
-    sums.append(zero if block.nonfinite is None else block.nonfinite.sum().double())
-    relative = (distance / block.magnitude).nan_to_num_(nan=0.0, posinf=math.inf)  # 0/0 is no difference
-    maxima = [scaled.abs().max(), distance.max(), relative.max(), ulps.max()]
-    maxima.append((distance - tolerance.rtol * block.magnitude).max())
-    return torch.stack(sums), torch.stack(maxima)
+            usual, cost = torch.where(usual.isfinite(), usual, 0.0), torch.nan_to_num(cost, nan=0.0)
+        vectors += [cost, usual]
+    matrix = torch.stack([vector.reshape(-1) for vector in vectors])
+    ulps, nonzero = (block.error / block.half_ulp).abs_().sum() / 2, block.expected.count_nonzero().double()
+    others = [ulps, nonzero]
+    if block.blamed is not None and block.nonfinite is not None:
+        others += [block.blamed.sum().double(), block.nonfinite.sum().double()]
+    else:
+        others += [torch.zeros_like(ulps)] * 2
+    return torch.cat([(matrix @ matrix.t()).view(-1), torch.stack(others)])
 
 
-def _dot(left: Tensor, right: Tensor) -> Tensor:
-    return torch.dot(left.reshape(-1), right.reshape(-1))
+def _in_order(sums: list[float]) -> list[float]:
+    """The first part of _Found, from what _sums has made."""
+    size = math.isqrt(len(sums) - 4)
+    products = [sums[row * size : (row + 1) * size] for row in range(size)]
+    has_usual = size == 7
+    return [
+        products[0][0],
+        products[0][1],
+        products[5][1] if has_usual else 0.0,
+        products[1][1],
+        products[5][5] if has_usual else 0.0,
+        products[2][2],
+        products[2][3],
+        products[3][3],
+        products[4][4],
+        products[6][6] if has_usual else 0.0,
+        *sums[-4:],
+    ]
+
+
+def _maxima(block: _Block, scaled: Tensor, tolerance: Tolerance) -> Tensor:
+    """The second part of _Found."""
+    error, magnitude = block.error, block.magnitude
+    relative = error / magnitude.clamp_min(1e-300)
+    each = torch.stack([scaled, error, relative, error / (2 * block.half_ulp)]).abs_()
+    excess = each[1] - tolerance.rtol * magnitude
+    return torch.cat([each.flatten(1).amax(1), excess.max().view(1)])
+
+
+def _or_infinite(value: float) -> float:
+    """A relative difference from zero."""
+    return value if value < 1e200 else math.inf
 
 
 def _alike(left: Tensor, right: Tensor) -> Tensor:

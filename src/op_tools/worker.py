@@ -189,7 +189,7 @@ class Workers:
             return False
         size = seen.bytes()
         keep = keep and self._may_keep(size)
-        parts = (seen.given.args, seen.given.kwargs, _both(seen.kept), seen.result)
+        parts = (_both(seen.given), _both(seen.kept), seen.result)
         facts = (seen.name, seen.autocast, seen.chosen, seen.is_fast, seen.changed)
         sent = worker.send("forward", call, facts, parts, keep)
         if not sent:
@@ -352,7 +352,10 @@ def _environment() -> dict[str, str]:
 
 
 def _both(arguments: Arguments | None) -> Any:
-    return None if arguments is None else (arguments.args, arguments.kwargs)
+    if arguments is None:
+        return None
+    moved = arguments.on_cpu()  # the other process has no accelerator, and may not even know its name
+    return moved.args, moved.kwargs
 
 
 def _is_known(seen: Seen) -> bool:
@@ -413,7 +416,7 @@ def _call(place: tuple[str, int, int, str, str]) -> OpCall:
 
 def _seen(facts: tuple[Any, ...], values: tuple[Any, ...]) -> Seen:
     name, autocast, chosen, is_fast, changed = facts
-    args, kwargs, after, result = values
+    before, after, result = values
     kept = None if after is None else Arguments(*after)
-    return Seen(name, torch_op(name), Arguments(args, kwargs), kept, result, autocast, chosen, is_fast, changed)
+    return Seen(name, torch_op(name), Arguments(*before), kept, result, autocast, chosen, is_fast, changed)
 

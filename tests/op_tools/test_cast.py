@@ -185,6 +185,25 @@ def test_running_statistics_and_optimizers_kernels(device):
             assert steps(list, list) == expected
 
 
+def test_a_fused_optimizer(device):
+    def step(up, down):
+        torch.manual_seed(0)
+        lists = [[torch.rand(n, 3).to(device, torch.bfloat16) for n in (1, 2)] for _ in range(4)]
+        cast = up(lists)
+        count = [torch.ones((), device=device) for _ in range(2)]
+        torch._fused_adamw_(
+            *cast, [], count, lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False
+        )
+        return [bits(tensor) for tensors in down(cast) for tensor in tensors]
+
+    expected = step(
+        lambda lists: [[tensor.float() for tensor in tensors] for tensors in lists],
+        lambda lists: [[tensor.bfloat16() for tensor in tensors] for tensors in lists],
+    )
+    with torch.no_grad(), op_tools.OpDtypeCast():
+        assert step(list, list) == expected
+
+
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_a_list_that_is_written_to_is_returned(device, verbose):
     tensors = [torch.ones(2, device=device, dtype=torch.bfloat16) for _ in range(12)]
@@ -384,15 +403,20 @@ def test_autocast_does_not_undo_a_cast(device):
     assert (unlisted.dtype, added.dtype) == (torch.float32, torch.bfloat16)
 
 
-def test_under_autocast_it_is_autocasts_dtype_that_is_cast(device):
+def test_under_autocast_it_is_autocasts_dtype_that_is_cast(device, capsys):
     wide = torch.linspace(-1, 1, 64).view(8, 8).to(device).requires_grad_()
     with torch.autocast(device, dtype=torch.bfloat16), op_tools.OpDtypeCast():
         result = functional.linear(wide, wide.detach())
     assert torch.equal(result, functional.linear(wide, wide).bfloat16())
     result.sum().backward()
     assert wide.grad.dtype == torch.float32
-    with torch.autocast(device, dtype=torch.bfloat16), op_tools.OpDtypeCast(casts={torch.float16: torch.float32}):
-        assert functional.linear(wide, wide).dtype == torch.bfloat16
+    with torch.autocast(device, dtype=torch.bfloat16):
+        with op_tools.OpDtypeCast(casts={torch.float16: torch.float32}):
+            assert functional.linear(wide, wide).dtype == torch.bfloat16
+        with op_tools.OpDtypeCast(casts={torch.bfloat16: torch.float64}):
+            assert functional.linear(wide, wide).dtype == torch.bfloat16
+            assert functional.linear(wide.double(), wide.double()).dtype == torch.float64
+    assert "torch.bfloat16 -> torch.float32" in capsys.readouterr().out
 
 
 # ---- settings, and what it says --------------------------------------------------------------------------------------

@@ -782,6 +782,43 @@ def test_a_checkpointed_layer_with_autograd_grad(device):
         assert gradient(device) == gradient("cpu")
 
 
+class Mixed(torch.nn.Module):
+    """Convolutions with batch norm, then an LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=True),
+            torch.nn.MaxPool2d(2), torch.nn.Dropout(0.1),
+        )  # fmt: skip
+        self.lstm = torch.nn.LSTM(16, 8, num_layers=2, batch_first=True)
+        self.head = torch.nn.Linear(8, 5)
+
+    def forward(self, x):
+        sequence, _ = self.lstm(self.features(x).permute(0, 2, 1, 3).flatten(2))
+        return self.head(sequence[:, -1])
+
+
+def test_training_with_convolutions_and_an_lstm_is_the_cpus(device):
+    def losses(place):
+        torch.manual_seed(0)
+        model = Mixed().to(place)
+        images, labels = torch.randn(6, 1, 8, 8).to(place), torch.arange(6).remainder(5).to(place)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        seen = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+        model.eval()
+        return seen, bits(model(images)), [bits(buffer) for buffer in model.buffers()]
+
+    with op_tools.OpFallback(verbose=0):
+        assert losses(device) == losses("cpu")
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_training_with_checkpoints_is_the_cpus(device, reentrant):
     def layer(block, x):

@@ -243,8 +243,7 @@ class _State:
     def seen(self, call: OpCall, given: Arguments) -> Seen:
         """After the call."""
         # there are ops that write without counting, known ones and perhaps unknown ones
-        changed = self._has_changed() or self.traits is None
-        changed = changed or bool(kinds.silently_written(call.name, call.func, call.args, call.kwargs))
+        changed = self._has_changed() or self.traits is None or _works_in_place(call)
         return Seen(call.name, call.func, given, None, call.result, *self._policy, self._is_fast, changed)
 
     def _has_changed(self) -> bool:

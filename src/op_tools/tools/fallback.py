@@ -1,10 +1,10 @@
 """OpFallback: runs chosen ops on the CPU and brings the results back to the device.
 
-    +-----------------------+-------+------------------------------------+----------------------------------------+
-    |          op           | calls |              because               |                 first                  |
-    +-----------------------+-------+------------------------------------+----------------------------------------+
-    | torch.linalg.cholesky |  12   | NotImplementedError: Could not run |  model.py:41 whiten: return cholesky(x)  |
-    +-----------------------+-------+------------------------------------+----------------------------------------+
+    +-----------------------+------------------+--------------------------------------+---------------------------+
+    |          op           | calls on the CPU |               because                |           first           |
+    +-----------------------+------------------+--------------------------------------+---------------------------+
+    | torch.linalg.cholesky |        12        | NotImplementedError: Could not run … | model.py:41 whiten: x = … |
+    +-----------------------+------------------+--------------------------------------+---------------------------+
 
 The gradients of such an op are computed on the CPU, too. Random ops draw from the CPU's generator; where they are given
 a generator of the device, the CPU's numbers follow from that one's state. Ops that compute nothing stay on the device
