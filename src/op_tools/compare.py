@@ -13,7 +13,8 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools import chance, order, reference, traits, trees, verdict
+from op_tools import chance, order, reference, snapshot, traits, trees, verdict
+from op_tools.dtypes import read_cast_tables
 from op_tools.pair import CannotCompare, Gradient, Input, Many, Output, Pair, Part, Seen, dense, end_to_end
 from op_tools.reference import Arguments, Run
 from op_tools.tolerance import Tolerance, Tolerances
@@ -232,6 +233,26 @@ class Comparer:
         expected = chance.dropped_out(given.double(), mask, rate)
         judged = verdict.judge(got, expected, expected.to(got.dtype), verdict.precision_of(got.dtype), tolerance)
         return Row(name, judged, *tolerance, _error_info(got, expected))
+
+
+def compare_call(
+    name: str,
+    function: Callable[..., Any],
+    given: Arguments,
+    result: Any,
+    grad_outputs: Sequence[Tensor | None] | None = None,
+    grad_inputs: Sequence[Tensor | None] = (),
+) -> list[Comparison]:
+    """Compares one call that was seen earlier, from disk perhaps, with the CPU: forward, and backward if it is given.
+
+    `given` are the arguments as they were before the call. The variables for tolerances and casts are read now.
+    """
+    comparer = Comparer(Tolerances(), read_cast_tables().cast_table)
+    seen = Seen(name, function, given.copied(), None, snapshot.host_copy(result), changed=True)
+    found = [comparer.forward(seen)]
+    if grad_outputs is not None:
+        found.append(comparer.backward(seen, *snapshot.host_copy((list(grad_outputs), list(grad_inputs)))))
+    return found
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from op_tools.digest import Rows, Sums, Weights
 from op_tools.marks import marker_of
 from op_tools.writer import Writer
 
-CAPACITY = 4 * 2**20  # bytes of a buffer, which a processor's cache holds
-_MOST_GROWTH = 32  # of a buffer on a device that works while the host goes on: it is best given much at once
+CAPACITY = 8 * 2**20  # bytes of a buffer, which a processor's cache holds
+_MOST_GROWTH = 16  # of a buffer on a device that works while the host goes on: it is best given much at once
 _FAST = 50e9  # bytes a second: where the host sees that many digested, it did not wait for it
 _BUFFERS = 2  # one is filled while the other one is read
 _MOST_PARTS = 4096  # in a buffer

@@ -169,17 +169,18 @@ def agreeing(got: Tensor, expected: Tensor, precision: Precision, tolerance: Tol
         return judge(got, expected, got, precision, tolerance)._replace(right=True, reason="")
     block = _Block(got.detach().reshape(1, -1), expected.detach().reshape(1, -1), None, None, precision)
     both = torch.cat([block.got, block.expected])
-    found = torch.cat([_maxima(block, block.error, tolerance), (both @ both.t()).view(-1)]).tolist()
+    ulps = (block.error / block.half_ulp).abs_().mean().view(1) / 2
+    found = torch.cat([_maxima(block, block.error, tolerance), (both @ both.t()).view(-1), ulps]).tolist()
     if not math.isfinite(sum(found)):
         return judge(got, expected, got, precision, tolerance)._replace(right=True, reason="")
-    _, max_abs, max_relative, max_ulp, excess, left, product, _, right = found
+    _, max_abs, max_relative, max_ulp, excess, left, product, _, right, mean_ulp = found
     measures = Measures(
         allclose=excess <= tolerance.atol,
         max_abs_diff=max_abs,
         max_relative_diff=_or_infinite(max_relative),
         cosine=_cosine(product, left, right),
         max_ulp=max_ulp,
-        mean_ulp=math.nan,
+        mean_ulp=mean_ulp,
         rmse_ratio=1.0,
     )
     return Verdict(True, "", measures)
