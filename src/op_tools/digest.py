@@ -126,7 +126,7 @@ _SMALLEST, _LARGEST = 1e-17, 1e37
 def difficult(rows: Rows) -> Tensor:
     """The numbers of rows, on the host, that must be looked at again. A norm tells of every NaN and infinity."""
     _, norm, smallest, largest, _ = rows.numbers
-    if len(norm) and _SMALLEST < float(norm.min()) and float(norm.max()) < _LARGEST:
+    if len(norm) and float(norm.min()) > _SMALLEST and float(norm.max()) < _LARGEST:
         return torch.empty(0, dtype=torch.int64, device="cpu")
     is_fine: Tensor = (norm < _LARGEST) & ((norm > _SMALLEST) | ~torch.logical_or(smallest, largest))
     return (~is_fine).nonzero().flatten()

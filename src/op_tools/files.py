@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Union
@@ -58,13 +59,15 @@ class Known:
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._lock = threading.Lock()
         self._files: OrderedDict[object, tuple[str, list[int]]] = OrderedDict()
 
     def add(self, key: object, path: str, places: list[int]) -> None:
         """`places`: where in the file those bytes are that `link` compares."""
-        self._files[key] = (path, places)
-        if len(self._files) > self._most:
-            self._files.popitem(last=False)
+        with self._lock:
+            self._files[key] = (path, places)
+            if len(self._files) > self._most:
+                self._files.popitem(last=False)
 
     def link(self, key: object, path: str, contents: Sequence[Buffer]) -> bool:
         """Makes `path` another name of a file that was written under `key` with these contents; false if it cannot."""
@@ -78,7 +81,7 @@ class Known:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.link(earlier, path)
         except OSError:  # it is gone, there is no linking here, or it has too many names
-            del self._files[key]
+            self._files.pop(key, None)
             return False
         return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections import deque
 from typing import Callable
 
@@ -16,7 +17,9 @@ from torch import Tensor
 
 _CHUNK = 64 * 2**20
 ALIGNMENT = 64
-_WAIT = 0.05  # seconds between looks for free memory
+# Fresh memory costs so much that it is better to wait a little for some to be free again, once there is much in use.
+_MUCH = 256 * 2**20
+_PATIENCE = 0.02  # seconds
 
 
 class Lease:
@@ -36,10 +39,11 @@ class Lease:
 
 
 class _Chunk:
-    __slots__ = ("data", "is_pinned", "leases", "memory", "used")
+    __slots__ = ("data", "is_pinned", "leases", "memory", "size", "used")
 
     def __init__(self, memory: Tensor, is_pinned: bool) -> None:
         self.memory = memory
+        self.size = len(memory)
         self.is_pinned = is_pinned
         # there need not be a numpy
         self.data = memoryview((ctypes.c_char * len(memory)).from_address(memory.data_ptr())).cast("B")
@@ -72,18 +76,24 @@ class HostMemory:
             if for_device and self._pins is None:
                 self._pins = _can_pin()
             pinned = for_device and bool(self._pins)
-            while True:
-                self._written.clear()
-                waiting_helps = self._is_writing()
-                self._take_back()
-                chunk = self._with_room(length, pinned) or self._grown(length, pinned, not waiting_helps)
-                if chunk is not None:
-                    break
-                self._written.wait(_WAIT)
-            self._current = chunk
+            chunk = self._current = self._room(length, pinned)
             start, chunk.used = chunk.used, chunk.used + length
             chunk.leases += 1
             return Lease(chunk, start, length, self._returned)
+
+    def _room(self, length: int, pinned: bool) -> _Chunk:
+        until = time.monotonic() + _PATIENCE
+        while True:
+            self._written.clear()
+            waiting_helps = self._is_writing()
+            self._take_back()
+            chunk = self._with_room(length, pinned)
+            is_patient = self._total() >= _MUCH and time.monotonic() < until
+            if chunk is None and not (waiting_helps and is_patient):
+                chunk = self._grown(length, pinned, not waiting_helps)
+            if chunk is not None:
+                return chunk
+            self._written.wait(_PATIENCE)
 
     def look_again(self) -> None:
         """Told by who has just let go of something."""
@@ -98,27 +108,33 @@ class HostMemory:
 
     def _with_room(self, length: int, pinned: bool) -> _Chunk | None:
         current = self._current
-        if current is not None and current.used + length <= len(current.memory) and current.is_pinned >= pinned:
+        if current is not None and current.used + length <= current.size and current.is_pinned >= pinned:
             return current
         free = [
-            chunk
-            for chunk in self._chunks
-            if chunk.leases == 0 and len(chunk.memory) >= length and chunk.is_pinned >= pinned
+            chunk for chunk in self._chunks if chunk.leases == 0 and chunk.size >= length and chunk.is_pinned >= pinned
         ]
-        return min(free, key=lambda chunk: len(chunk.memory), default=None)
+        return min(free, key=lambda chunk: chunk.size, default=None)
 
     def _grown(self, length: int, pinned: bool, at_any_price: bool) -> _Chunk | None:
         size = max(self._chunk_size, length)
         if self._total() + size > self._limit:
             self._chunks = [chunk for chunk in self._chunks if chunk.leases > 0]  # the free ones are too small
+            self._current = None
         if self._total() + size > self._limit and not at_any_price:
             return None
-        chunk = _Chunk(torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned), pinned)
+        try:
+            memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        except RuntimeError:
+            if not pinned:
+                raise
+            self._pins = pinned = False  # the system pins no more
+            memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+        chunk = _Chunk(memory, pinned)
         self._chunks.append(chunk)
         return chunk
 
     def _total(self) -> int:
-        return sum(len(chunk.memory) for chunk in self._chunks)
+        return sum(chunk.size for chunk in self._chunks)
 
 
 def _can_pin() -> bool:

@@ -28,10 +28,12 @@ from op_tools.files import write_all
 
 _MAGIC = b"op_tools statistics 1\n"
 _BLOCK = struct.Struct("<cLL")  # kind, length, checksum
-_DESCRIPTION, _TABLE = b"D", b"T"
+_DESCRIPTION, _TABLE, _REPEATED = b"D", b"T", b"R"
 # description, forward_id, step, number of the tensor in the description; elements, NaN, infinities, checksum; then
 # min, max, mean, std, norm, sketch
 _LINE = struct.Struct(f"<8q{5 + SKETCH}d")
+# the first four again, and of an earlier line since the last such block: description, forward_id, number
+_REPEATED_LINE = struct.Struct("<7q")
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ class Pack:
         self._append(_TABLE, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
         self.records += len(lines)
 
+    def repeat(self, lines: Tensor) -> None:
+        """Records that are equal to others since the last time, which need not be remembered any more."""
+        self._append(_REPEATED, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
+        self.records += len(lines)
+
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -108,12 +115,18 @@ def read(path: str | os.PathLike[str]) -> Iterator[Record]:
             yield from read(file)
         return
     descriptions: list[dict[str, Any]] = []
+    known: dict[tuple[int, int, int], tuple[Any, ...]] = {}
     for kind, content in _blocks(path):
         if kind == _DESCRIPTION:
             descriptions.append(json.loads(content))
         elif kind == _TABLE:
             for line in _LINE.iter_unpack(content):
+                known[line[0], line[1], line[3]] = line
                 yield _record(descriptions, line)
+        elif kind == _REPEATED:
+            for *call, description, forward_id, number in _REPEATED_LINE.iter_unpack(content):
+                yield _record(descriptions, (*call, *known[description, forward_id, number][4:]))
+            known.clear()
 
 
 def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:

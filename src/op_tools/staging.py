@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any, Callable
 
@@ -70,12 +70,12 @@ class Chunk:
                 self.tails.append((end - 1, length % width))
 
 
-def chunks(tensors: list[Tensor]) -> Iterator[Chunk]:
-    """How such tensors are staged; those that cannot be are left out."""
+def chunks(tensors: list[Tensor], known: Collection[int]) -> Iterator[Chunk]:
+    """How such tensors are staged, but for the known ones; those that cannot be are left out."""
     groups: dict[tuple[Kind, torch.dtype], list[tuple[int, int]]] = {}
     for number, tensor in enumerate(tensors):
         dtype = staged_as(tensor)
-        if dtype is not None:
+        if dtype is not None and number not in known:
             length = tensor.numel() * (2 if tensor.is_complex() else 1)
             kind = (tensor.device, dtype, digest.width(length))
             groups.setdefault((kind, tensor.dtype), []).append((number, length))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -67,8 +68,10 @@ class Files:
 
     def __init__(self) -> None:
         self.count = 0
+        self.calls = 0
         self.bytes = 0
         self.linked = 0
+        self._lock = threading.Lock()
         self._known = files.Known(_MOST_KNOWN)
 
     def write(self, folder: str, content: Content) -> str:
@@ -81,13 +84,15 @@ class Files:
         files.put(f"{path}.json", [_described(content).encode()])  # first, so that no .pth is without it
         # all but the identifier, which is last
         key = (archive.pickle[: archive.pickle.rfind(content.identifier.encode()) - 5], *archive.checksums)
-        if self._known.link(key, path, archive.tensors):
-            self.linked += 1
-        else:
+        is_linked = self._known.link(key, path, archive.tensors)
+        if not is_linked:
             files.put(path, archive.buffers)
             self._known.add(key, path, archive.places)
-            self.bytes += archive.length
-        self.count += 1
+        with self._lock:
+            self.count += 1
+            self.calls += content.part == "input"
+            self.linked += is_linked
+            self.bytes += 0 if is_linked else archive.length
         return path
 
 

@@ -100,7 +100,7 @@ _CATALOGUE = {
         _addmm_activation _grouped_mm _fused_sdp_choice lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell
         rnn_relu_cell linalg.matrix_power linalg.householder_product""",
     Trait.CONVOLUTION: """conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution
-        _convolution cudnn_convolution lstm gru rnn_tanh rnn_relu unfold_conv""",
+        _convolution cudnn_convolution lstm gru rnn_tanh rnn_relu""",
     Trait.STEPS: "lstm gru rnn_tanh rnn_relu",
     Trait.NORM: """batch_norm group_norm instance_norm layer_norm native_batch_norm native_group_norm native_layer_norm
         rms_norm softmax log_softmax""",

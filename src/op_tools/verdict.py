@@ -267,7 +267,8 @@ class _Found(NamedTuple):
 
     def bias(self, floor: float, count: float, distinct: float) -> tuple[float, float]:
         """The slope of the errors over the values, and how large it may be."""
-        if self.weight <= 0 or count < 16:
+        # of few values, or of values no larger than their errors, there is none
+        if count < 16 or self.weight < 16 * count:
             return 0.0, 1.0
         slope, usual = self.slope / self.weight, self.usual_slope / self.weight
         left_over = max(self.squares - slope * slope * self.weight, 0.0) / distinct
@@ -312,7 +313,7 @@ class _Block:
         expected = torch.where(beyond, expected.sign() * math.inf, expected)
         comparable = got.isfinite() & expected.isfinite()
         # near the end of the range either is right
-        at_end = beyond & (got.abs() >= precision.largest * (1 - 2 * precision.eps))
+        at_end = beyond & (got * expected.sign() >= precision.largest * (1 - 2 * precision.eps))
         self.nonfinite = ~comparable & ~_alike(got, expected) & ~at_end
         # what becomes of an infinity, NaN or another one, depends on the order of operations
         harmless = ~got.isfinite() & ~expected.isfinite() & (got != -expected)

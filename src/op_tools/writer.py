@@ -1,7 +1,8 @@
-"""A background thread that writes: the training thread hands work over and goes on."""
+"""Background threads that write: the training thread hands work over and goes on."""
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from typing import Callable
@@ -10,18 +11,29 @@ from op_tools import messages
 
 Work = Callable[[], None]
 _LONGEST_QUEUE = 4096
+_MOST_THREADS = 4  # where one alone is slower than the disk
+
+
+def spare_threads() -> int:
+    """As many as write along without being missed: other processes of the run want to write, too."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MOST_THREADS, available // 4))
 
 
 class Writer:
-    """Does pieces of work in order. After the first that cannot write, all others are dropped: nobody waits in vain."""
+    """Does pieces of work, in order where it has one thread. After the first that cannot write, all others are dropped:
+    nobody waits in vain.
+    """
 
-    def __init__(self, owner: str, after_each: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, owner: str, threads: int = 1, after_each: Callable[[], None] = lambda: None) -> None:
         self._owner = owner
         self._after_each = after_each
         self._queue: queue.Queue[Work | None] = queue.Queue(_LONGEST_QUEUE)
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._wanted_threads = threads
+        self._threads: list[threading.Thread] = []
         self._is_closed = False
+        self._breaking = threading.Lock()
         self.is_broken = False
         self.dropped = 0
 
@@ -30,10 +42,12 @@ class Writer:
         with self._lock:
             if self._is_closed:
                 return
-            if self._thread is None:
+            # one after the other, when there is more to do than those at work can take
+            if len(self._threads) < self._wanted_threads and (not self._threads or not self._queue.empty()):
                 # a daemon: Python waits for other threads before the tools hear that the program is over
-                self._thread = threading.Thread(target=self._run, name=f"{self._owner} writer", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=f"{self._owner} writer", daemon=True)
+                self._threads.append(thread)
+                thread.start()
             self._queue.put(work)
 
     def is_busy(self) -> bool:
@@ -41,19 +55,20 @@ class Writer:
         return self._queue.unfinished_tasks > 0
 
     def close(self) -> None:
-        """Returns when all is done and the thread has ended. What is added later is dropped."""
+        """Returns when all is done and the threads have ended. What is added later is dropped."""
         with self._lock:
             self._is_closed = True
-            if self._thread is not None:
+            for _ in self._threads:
                 self._queue.put(None)
-                self._thread.join()
+            for thread in self._threads:
+                thread.join()
 
     def _run(self) -> None:
         while True:
             work = self._queue.get()
+            is_last = work is None
             if work is not None:
                 self._do(work)
-            is_last = work is None
             work = None  # and what it holds
             self._queue.task_done()
             self._after_each()
@@ -67,13 +82,15 @@ class Writer:
         try:
             work()
         except OSError as error:
-            self.is_broken = True
             self.dropped += 1
-            place = f" {error.filename}" if error.filename else ""
-            messages.complain(
-                f"{self._owner} cannot write{place} ({error.strerror or error}): it writes nothing more until it is "
-                "started again, what was written before is whole, training goes on"
-            )
+            with self._breaking:
+                was_broken, self.is_broken = self.is_broken, True
+            if not was_broken:
+                place = f" {error.filename}" if error.filename else ""
+                messages.complain(
+                    f"{self._owner} cannot write{place} ({error.strerror or error}): it writes nothing more until it "
+                    "is started again, what was written before is whole, training goes on"
+                )
         except Exception as error:  # noqa: BLE001  a defect of ours: it costs this piece of work only
             self.dropped += 1
             messages.complain_once(

@@ -423,6 +423,17 @@ def test_the_writers_thread_ends_with_stop(device):
     assert not any(thread.name == "OpCapture writer" for thread in threading.enumerate())
 
 
+def test_several_threads_write_where_there_are_processors(device, monkeypatch):
+    monkeypatch.setattr("op_tools.writer.os.sched_getaffinity", lambda pid: set(range(16)))
+    x = torch.ones(50_000, device=device)
+    with op_tools.OpCapture(ops="torch.Tensor.mul", memory="4MB"):
+        for number in range(100):
+            x * number
+        assert 1 < sum(thread.name == "OpCapture writer" for thread in threading.enumerate()) <= 4
+    assert [capture.input.args[1] for capture in captured()] == list(range(100))
+    assert all((capture.output.args[0] == capture.input.args[1]).all() for capture in captured())
+
+
 def test_no_thread_and_no_file_where_nothing_is_captured(device):
     with op_tools.OpCapture(ops="torch.Tensor.mul"):
         torch.ones(2, device=device) + 1

@@ -303,6 +303,58 @@ def test_streams_are_kept_apart(device):
     assert [mean for _, mean in found] == list(range(10))
 
 
+def test_an_optimizers_lists_are_digested_once(device, monkeypatch):
+    """Between the list ops of one step nothing changes unseen; from one step to the next it may."""
+    digested = []
+    add = staging.Stage.add
+
+    def counted(self, tensors, chunk, label):
+        digested.append(len(chunk.numbers))
+        add(self, tensors, chunk, label)
+
+    monkeypatch.setattr(staging.Stage, "add", counted)
+    parameters = [torch.nn.Parameter(torch.randn(size, device=device)) for size in (3, 70_000)]
+    optimizer = torch.optim.AdamW(parameters, foreach=True)
+    with op_tools.OpCapture(mode="statistics", ops="torch._foreach_.*", verbose=0):
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.data.add_(1)
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+    found = list(pack.read("."))
+    assert sum(digested) < 0.7 * len(found)
+    by_place = {(record.forward_id, record.part, record.place): record for record in found}
+    assert len(by_place) == len(found)
+    starts = [record for record in found if (record.op, record.part) == ("torch._foreach_mul_", "input")]
+    assert len({record.checksum for record in starts}) > 6, "each step begins with other numbers"
+
+
+def test_repeated_records_are_those_of_the_tensors(device):
+    """Statistics beside the tensors themselves."""
+    from op_tools import store
+
+    parameters = [torch.nn.Parameter(torch.randn(size, device=device)) for size in (3, 700)]
+    optimizer = torch.optim.AdamW(parameters, foreach=True)
+    data = op_tools.OpCapture(out="data", ops="torch._foreach_.*", verbose=0)
+    with op_tools.OpCapture(mode="statistics", ops="torch._foreach_.*", verbose=0), data:
+        for _ in range(2):
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+    found = {(record.forward_id, record.part, record.place): record for record in pack.read("op_tools_results")}
+    compared = 0
+    for folder in store.find_captures("data"):
+        for part in ("input", "output"):
+            args = store.load_part(folder / f"{part}.pth").args
+            lists = args if part == "input" else args[:1]
+            for place, tensors in enumerate(lists):
+                for number, tensor in enumerate(tensors if isinstance(tensors, (list, tuple)) else ()):
+                    if isinstance(tensor, torch.Tensor):
+                        check(found[int(folder.parent.name), part, f"[{place}][{number}]"], tensor)
+                        compared += 1
+    assert compared == len(found) > 40
+
+
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 

@@ -63,12 +63,13 @@ def test_an_op_that_nobody_has_described():
     assert traits.of("my_package.my_op") is None
 
 
-def test_only_ordinary_ops_are_both_exact_and_random():
+def test_no_op_is_both_exact_and_random():
     described = {op.name: traits.of(f"torch.{op.name}") for op in ops()}
     both = [name for name, found in described.items() if found and Trait.EXACT in found and Trait.RANDOM in found]
     assert both == []
 
 
+@pytest.mark.skipif(not hasattr(torch, "hash_tensor"), reason="an older torch lacks some of the ops")
 def test_catalogued_names_exist_somewhere_in_torch():
     """A misspelt entry would never be found."""
     homes = [

@@ -2,7 +2,7 @@
 
     OpCapture: 316 files of 79 calls, 820.4 MB in op_tools_results/op_capture_results
 
-Files are written by a thread of their own; training waits only where OP_CAPTURE_MEMORY is full of tensors that the
+Files are written by threads of their own; training waits only where OP_CAPTURE_MEMORY is full of tensors that the
 disk has not taken yet. `mode="statistics"` keeps a few numbers for each tensor instead, for long runs.
 """
 
@@ -21,7 +21,7 @@ from op_tools.snapshot import Taken, take
 from op_tools.store import Content, Files
 from op_tools.tool import Tool
 from op_tools.tools.capture_statistics import Statistics
-from op_tools.writer import Writer
+from op_tools.writer import Writer, spare_threads
 
 Result = TypeVar("Result")
 
@@ -111,10 +111,10 @@ class Data:
     def __init__(self, tool: Tool, memory: int) -> None:
         self._out = tool.out
         self._tells = tool.verbose == 2
-        self._writer = Writer("OpCapture", self._work_is_done)
+        # one thread, where files are announced in order
+        self._writer = Writer("OpCapture", 1 if self._tells else spare_threads(), self._work_is_done)
         self._memory = HostMemory(memory, self._writer.is_busy)
         self._files = Files()
-        self._calls = 0
 
     def before(self, call: OpCall) -> _Begun | None:
         if self._writer.is_broken:
@@ -159,7 +159,7 @@ class Data:
             return ""
         linked = f", {self._files.linked} of them links to equal ones" if self._files.linked else ""
         lost = f"; {self._writer.dropped} parts could not be written" if self._writer.dropped else ""
-        written = f"{self._files.count} files of {self._calls} calls{linked}, {files.in_words(self._files.bytes)}"
+        written = f"{self._files.count} files of {self._files.calls} calls{linked}, {files.in_words(self._files.bytes)}"
         return f"OpCapture: {written} in {paths.capture_root(self._out)}{lost}"
 
     def _save_inputs(self, begun: _Begun) -> None:
@@ -170,7 +170,7 @@ class Data:
     def _save(self, begun: _Begun, parts: dict[str, Taken], text: str) -> None:
         self._writer.add(partial(self._write, begun.call, begun.when, parts, text))
 
-    # -- in the writer's thread ---------------------------------------------------------------------------------------
+    # -- in a writer's thread -----------------------------------------------------------------------------------------
 
     def _write(self, call: OpCall, when: str, parts: dict[str, Taken], text: str) -> None:
         folder = str(paths.capture_folder(self._out, call.name, call.id, when))
@@ -178,7 +178,6 @@ class Data:
         for part, taken in parts.items():
             identifier = f"{os.getpid()}/{call.id}/{when}/{part}"
             path = self._files.write(folder, Content(part, call.name, identifier, taken, details))
-            self._calls += part == "input"
             if self._tells:
                 messages.say(f"{path} saved")
         if text:

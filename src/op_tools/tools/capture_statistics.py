@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,14 @@ from op_tools.digest import Sums, Weights
 from op_tools.gradients import Gradients
 from op_tools.marks import marker_of
 from op_tools.pack import Pack
+from op_tools.repeats import Repeats
 from op_tools.staging import Kind, Stage, staged_as
 from op_tools.tool import Tool, this_rank
 from op_tools.writer import Writer
 
 _LARGEST_FILE = 256 * 2**20
 _MOST_SITES = 100_000  # places in the program; shapes that change at every step would fill the memory
+_MOST_UNSETTLED = 50_000  # records, so many at most that a reader must remember
 _NOTHING: dict[str, Any] = {}
 
 
@@ -32,9 +34,9 @@ class _Site:
 
     __slots__ = ("chunks", "left_out", "number")
 
-    def __init__(self, number: int, tensors: list[Tensor]) -> None:
+    def __init__(self, number: int, tensors: list[Tensor], known: Collection[int]) -> None:
         self.number = number  # of the description in the file
-        self.chunks = list(staging.chunks(tensors))
+        self.chunks = list(staging.chunks(tensors, known))
         self.left_out = [number for number, tensor in enumerate(tensors) if staged_as(tensor) is None]
 
 
@@ -44,8 +46,7 @@ _Label = tuple[int, int, int]  # description, forward_id, step
 class Statistics:
     """Digests tensors on their device, and writes what is then known about them.
 
-    A tensor is digested each time that it is seen, also where its address and version are those of an earlier one: a
-    kernel of a third party, or anything done by way of `.data`, changes tensors without telling torch.
+    A tensor is digested each time that it is seen, but for those that are surely unchanged (repeats.py).
     """
 
     def __init__(self, tool: Tool) -> None:
@@ -56,6 +57,9 @@ class Statistics:
         self._lock = threading.Lock()
         self._stages: dict[tuple[Kind, int], Stage] = {}  # and by stream
         self._sites: dict[Any, _Site] = {}
+        self._repeats = Repeats()
+        self._repeated: list[tuple[int, ...]] = []  # records whose numbers are those of others
+        self._unsettled = 0  # records since the repeated ones were written
         self._calls = 0
         # in the writer's thread
         self._pack: Pack | None = None
@@ -114,18 +118,26 @@ class Statistics:
             _note((kwargs,), tensors, key)
         if not tensors:
             return
-        known = tuple(key)
         with_gradients = torch.is_grad_enabled()
         with self._lock:
             torch._C._set_grad_enabled(False)  # as torch.no_grad does, at a third of the price
             try:
                 if self._is_full or len(self._sites) >= _MOST_SITES:
                     self._begin_next_file()
-                site = self._sites.get(known)
+                if self._unsettled >= _MOST_UNSETTLED:
+                    self._flush()
+                self._unsettled += len(tensors)
+                origins = self._repeats.find(call.name, tensors)
+                if origins:
+                    key.append(tuple(origins))
+                site = self._sites.get(tuple(key))
                 if site is None:
-                    site = self._sites[known] = _Site(len(self._sites), tensors)
+                    site = self._sites[tuple(key)] = _Site(len(self._sites), tensors, origins)
                     self._writer.add(partial(self._describe, _description(call, part, args, kwargs)))
-                self._stage(site, tensors, (site.number, call.id, call.step))
+                label = (site.number, call.id, call.step)
+                self._stage(site, tensors, label)
+                self._repeats.remember(call.name, tensors, origins, site.number, call.id)
+                self._repeated += [(*label, number, *origin) for number, origin in origins.items()]
             finally:
                 torch._C._set_grad_enabled(with_gradients)
 
@@ -149,12 +161,19 @@ class Statistics:
         return stage
 
     def _flush(self) -> None:
+        """Has everything written that was seen until now."""
         for stage in self._stages.values():
             try:
                 stage.flush(to_the_end=True)
             except Exception as error:  # noqa: BLE001  the device may be out of memory, and training goes on
                 reason = str(error).partition("\n")[0]
                 messages.complain_once("digests", text=f"OpCapture lost some statistics: {reason}; training goes on")
+
+        if self._repeated or self._unsettled >= _MOST_UNSETTLED:
+            self._writer.add(partial(self._write_repeated, self._repeated))
+            self._repeated = []
+            self._unsettled = 0
+            self._repeats.forget()
 
     def _begin_next_file(self) -> None:
         self._flush()
@@ -193,6 +212,10 @@ class Statistics:
         counts[:, 0] = torch.tensor(numels, dtype=torch.int64, device="cpu")
         nothing = torch.full((len(numels), len(digest.COLUMNS)), math.nan, dtype=torch.float64, device="cpu")
         self._write_lines(labels, numbers, counts, nothing)
+
+    def _write_repeated(self, lines: list[tuple[int, ...]]) -> None:
+        if self._pack is not None:
+            self._pack.repeat(torch.tensor(lines, dtype=torch.int64, device="cpu"))
 
     def _write_lines(self, labels: Tensor, numbers: list[int], counts: Tensor, statistics: Tensor) -> None:
         pack = self._file()

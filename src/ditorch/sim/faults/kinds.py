@@ -136,7 +136,8 @@ def _index(call: KernelCall) -> Any:
     with call.undisturbed():
         for name, value in call.arguments().items():
             if isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64) and value.numel():
-                changed[name] = torch.clamp(value + call.value, int(value.min()), int(value.max()))
+                shifted = torch.clamp(value + call.value, 0, int(value.max().clamp(min=0)))
+                changed[name] = torch.where(torch.ge(value, 0), shifted, value)  # a negative one says: none
     return call.run_with(changed)
 
 

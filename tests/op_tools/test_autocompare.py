@@ -1,0 +1,812 @@
+"""OpAutoCompare: names the op that the device gets wrong, and no other."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import op_tools
+from ditorch.demo.gpt import GPT
+from ditorch.sim import faults
+from op_tools import compare, messages
+from op_tools.errors import DifferenceFound, SettingError
+from op_tools.reference import Arguments
+
+LOW = [torch.bfloat16, torch.float16]
+
+
+class Net(nn.Module):
+    """Everything in which a fault must be found: embedding, norms, linear, attention by hand and fused, convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.norm = nn.LayerNorm(32)
+        self.qkv = nn.Linear(32, 96)
+        self.convolution = nn.Conv1d(32, 32, 3, padding=1)
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        query, key, value = self.qkv(self.norm(x)).chunk(3, -1)
+        weights = functional.softmax(query @ key.transpose(-1, -2) / 6, dim=-1)
+        x = x + weights @ value
+        x = x + functional.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
+        x = x + functional.gelu(self.convolution(x.transpose(1, 2))).transpose(1, 2)
+        return self.head(x)
+
+
+def step(device, dtype=torch.float32, autocast=None):
+    """One training step; the gradients."""
+    torch.manual_seed(0)
+    model = Net().to(device, dtype)
+    tokens = torch.randint(50, (8, 16)).to(device)
+    with torch.autocast(device, autocast) if autocast else contextlib.nullcontext():
+        loss = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(1, 1).flatten())
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def found_by(tool, device, fault=None, dtype=torch.float32, autocast=None):
+    with faults.inject(fault) if fault else contextlib.nullcontext(), tool:
+        step(device, dtype, autocast)
+    return tool.summary.ranked()
+
+
+def rows_of(folder=Path("op_tools_results")):
+    (path,) = (folder / "op_autocompare_result").iterdir()
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- faults are found, where they are -------------------------------------------------------------------------------
+
+ATTENTION = "aten._scaled_dot_product_fused_attention_overrideable"
+FORWARD = [
+    ("aten.addmm", "torch.nn.functional.linear", "output", "qkv"),
+    ("aten.bmm", "torch.Tensor.matmul", "output", "Net"),
+    ("aten._softmax", "torch.nn.functional.softmax", "output", "Net"),
+    ("aten.native_layer_norm", "torch.nn.functional.layer_norm", "output", "norm"),
+    ("aten.embedding", "torch.nn.functional.embedding", "output", "embedding"),
+    ("aten.convolution_overrideable", "torch.nn.functional.conv1d", "output", "convolution"),
+    (ATTENTION, "torch.nn.functional.scaled_dot_product_attention", "output", "Net"),
+    ("aten.gelu", "torch.nn.functional.gelu", "output", "Net"),
+]
+BACKWARD = [
+    ("aten.mm", "torch.nn.functional.linear", "grad", "qkv"),
+    ("aten._softmax_backward_data", "torch.nn.functional.softmax", "grad", "Net"),
+    ("aten.native_layer_norm_backward", "torch.nn.functional.layer_norm", "grad", "norm"),
+    ("aten.embedding_dense_backward", "torch.nn.functional.embedding", "grad", "embedding"),
+    ("aten.convolution_backward_overrideable", "torch.nn.functional.conv1d", "grad", "convolution"),
+    (f"{ATTENTION}_backward", "torch.nn.functional.scaled_dot_product_attention", "grad", "Net"),
+    ("aten.gelu_backward", "torch.nn.functional.gelu", "grad", "Net"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "op", "what", "module"), FORWARD + BACKWARD)
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW])
+def test_one_percent_is_blamed_on_the_right_call(device, kernel, op, what, module, dtype):
+    found = found_by(op_tools.OpAutoCompare(verbose=0), device, f"{kernel}: scale=1.01", dtype)
+    mine = [one for one in found if one.name == op and one.what.startswith(what)]
+    assert mine, found
+    assert module in [one.module for one in mine]
+    assert all("test_autocompare.py" in one.where or "modules" in one.where for one in mine)
+    assert {one.name for one in found} == {op}
+
+
+@pytest.mark.parametrize(
+    "kind", ["scale=1.001", "negate@one", "nan@one", "tail=0.1", "round=bfloat16", "negate", "zero@0.1"]
+)
+@pytest.mark.parametrize(("kernel", "op"), [(kernel, op) for kernel, op, _, _ in FORWARD[:3] + BACKWARD[:3]])
+def test_every_kind_of_fault_is_found_in_float32(device, kernel, op, kind):
+    found = found_by(op_tools.OpAutoCompare(verbose=0), device, f"{kernel}: {kind}")
+    assert {one.name for one in found} == {op}
+
+
+@pytest.mark.parametrize(
+    ("fault", "op"),
+    [
+        ("aten.addmm: accumulate=bfloat16", "torch.nn.functional.linear"),
+        ("aten.mm: accumulate=bfloat16", "torch.nn.functional.linear"),
+        ("aten.addmm: drop=self", "torch.nn.functional.linear"),
+        ("aten.native_layer_norm: epsilon=100", "torch.nn.functional.layer_norm"),
+        ("aten.embedding: index=1", "torch.nn.functional.embedding"),
+    ],
+)
+def test_faults_inside_a_kernel_are_found(device, fault, op):
+    found = found_by(op_tools.OpAutoCompare(verbose=0), device, fault)
+    assert op in {one.name for one in found}
+
+
+def test_swapped_arguments_are_found(device):
+    x, y = torch.randn(2, 8, 8, device=device)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with faults.inject("aten.sub: swap"), tool:
+        x - y
+    assert [one.name for one in tool.summary.ranked()] == ["torch.Tensor.sub"]
+
+
+def test_ten_percent_in_embeddings_gradient_in_bfloat16(device):
+    """It drowns in the noise of a fixed tolerance: the CPU itself adds up with a loss there."""
+    found = found_by(
+        op_tools.OpAutoCompare(verbose=0), device, "aten.embedding_dense_backward: scale=1.1", torch.bfloat16
+    )
+    assert [(one.name, one.what) for one in found] == [("torch.nn.functional.embedding", "grad[1]")]
+    assert "off by a factor of 1.1" in found[0].reason
+
+
+def test_faults_are_found_under_autocast(device):
+    tool = op_tools.OpAutoCompare(verbose=0)
+    found = found_by(tool, device, "aten.mm: scale=1.01", autocast=torch.bfloat16)
+    assert {one.name for one in found} == {"torch.nn.functional.linear"}
+
+
+def test_an_optimizers_step_is_compared(device):
+    parameters = [nn.Parameter(torch.randn(8, 8, device=device)) for _ in range(12)]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        torch.optim.AdamW(parameters, foreach=True).step()
+    assert tool.summary.ranked() == []
+    with faults.inject("aten._foreach_addcdiv_: scale=1.01"), tool:
+        torch.optim.AdamW(parameters, foreach=True).step()
+    names = {(one.name, one.what) for one in tool.summary.ranked()}
+    assert ("torch._foreach_addcdiv_", "input[0]") in names
+
+
+# ---- a healthy device is not blamed ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.float32, None), *((one, None) for one in LOW), (torch.float32, LOW[0])]
+)
+def test_a_healthy_step_is_right_and_as_it_would_be_alone(device, dtype, autocast):
+    plain = step(device, dtype, autocast)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        watched = step(device, dtype, autocast)
+    assert all(torch.equal(one, other) for one, other in zip(plain, watched))
+    assert tool.summary.ranked() == []
+    assert tool.summary.calls > 40
+    assert "could not be compared" not in tool.summary.text()
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointed_layers(device, use_reentrant):
+    layer = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)).to(device)
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        checkpoint(layer, x, use_reentrant=use_reentrant).sum().backward()
+    assert tool.summary.ranked() == []
+    assert x.grad is not None
+
+
+def test_layers_of_all_sorts_are_right(device):
+    """Layers with state, several results, recurrences and ties."""
+    torch.manual_seed(0)
+    image = torch.randn(4, 8, 8, 8, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        x = nn.BatchNorm2d(8).to(device)(image)
+        x = functional.relu(x, inplace=True)
+        x = functional.max_pool2d(x.round(), 2)  # many equal values
+        x = nn.GroupNorm(2, 8).to(device)(x)
+        values, indices = x.flatten(1).topk(5)
+        ordered = x.flatten(1).sort(dim=1).values
+        outputs, (hidden, _) = nn.LSTM(8, 8, batch_first=True).to(device)(x.flatten(2).transpose(1, 2))
+        out = torch.empty(4, 5, device=device)
+        with torch.no_grad():
+            torch.mul(values, 2, out=out)
+            out[0] = 1
+            out += out
+        (values.sum() + ordered.std() + outputs.mean() + hidden.amax() + indices.sum()).backward()
+    assert tool.summary.ranked() == []
+    assert "could not be compared" not in tool.summary.text()
+
+
+def test_the_same_tensor_twice(device):
+    x = torch.randn(4, 4, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        y = functional.linear(x, x) + torch.mul(x, x)
+        y.sum().backward()
+        with torch.no_grad():
+            x.mul_(x)
+    assert tool.summary.ranked() == []
+
+
+def test_views_are_compared_without_a_copy(device):
+    x = torch.randn(6, 4, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        x.view(4, 6).t()[1:].expand(2, 5, 4).reshape(-1).sum().backward()
+    assert tool.summary.ranked() == []
+    names = {row["name"] for row in rows_of()}
+    assert {"torch.Tensor.view output", "torch.Tensor.expand grad[0]"} <= names
+
+
+def test_moves_between_host_and_device(device):
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        x = torch.randn(3, 3).to(device)
+        y = torch.ones(2, 2, device=device) * 2
+        assert x.cpu().shape == (3, 3)
+        assert y.sum().item() == 8
+        assert (x == x).all()
+        assert y.tolist() == [[2, 2], [2, 2]]
+        x.half().float().to(torch.int32)
+    assert tool.summary.ranked() == []
+    assert "could not be compared" not in tool.summary.text()
+
+
+# ---- in-place damage -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leaky(device):
+    """An op that adds, and on the device writes into an input that it must leave alone."""
+    library = torch.library.Library("autocompare_test", "FRAGMENT")
+    library.define("leaky(Tensor x, Tensor y) -> Tensor")
+    library.define("only_here(Tensor x) -> Tensor")
+    library.impl("leaky", lambda x, y: x + y, "CPU")
+
+    def damaging(x, y):
+        result = x + y
+        y.detach()[0] = 7
+        return result
+
+    key = torch._C._dispatch_key_for_device(device)
+    library.impl("leaky", damaging, key)
+    library.impl("only_here", lambda x: x + 1, key)
+    yield torch.ops.autocompare_test
+    library._destroy()
+
+
+def test_an_input_that_is_damaged_is_found(device, leaky):
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        leaky.leaky(torch.ones(3, device=device), torch.ones(3, device=device))
+    (found,) = [one for one in tool.summary.ranked() if "leaky" in one.name]
+    assert found.what == "input[1]"
+    assert "changed an input that it must leave alone" in found.reason
+    assert "[0]: 7 instead of 1" in found.reason
+
+
+def test_an_op_that_the_cpu_lacks_is_named_and_counted(device, leaky, capfd):
+    tool = op_tools.OpAutoCompare()
+    with tool:
+        for _ in range(3):
+            leaky.only_here(torch.ones(3, device=device))
+    printed = capfd.readouterr()
+    assert printed.err.count("OpAutoCompare could not compare autocompare_test.only_here: NotImplementedError") == 1
+    assert "could not be compared: autocompare_test.only_here (3 calls)" in printed.out
+
+
+# ---- random ops ------------------------------------------------------------------------------------------------------
+
+
+def test_dropout_is_judged_by_its_mask(device):
+    x = torch.randn(50, 50, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        functional.dropout(x, 0.3).sum().backward()
+        functional.dropout(x, 0.3, training=False).sum().backward()
+        functional.dropout1d(x, 0.5).sum().backward()
+    assert tool.summary.ranked() == []
+    kinds = [row["name"] for row in rows_of()]
+    assert "torch.nn.functional.dropout grad" in kinds
+
+
+@pytest.mark.parametrize("fault", ["aten.native_dropout: scale=1.01", "aten.native_dropout_backward: scale=1.01"])
+def test_a_wrong_dropout_is_found(device, fault):
+    x = torch.randn(50, 50, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    try:
+        injection = faults.inject(fault)
+    except ValueError:
+        pytest.skip("no such kernel on this device")
+    with injection as struck, tool:
+        functional.dropout(x, 0.3).sum().backward()
+    if not sum(struck.struck.values()):
+        pytest.skip("this device has another kernel for dropout")
+    assert [one.name for one in tool.summary.ranked()] == ["torch.nn.functional.dropout"]
+
+
+def test_a_wrong_rate_of_dropout_is_found():
+    given = torch.randn(100, 100)
+    result = torch.where(torch.rand(100, 100) < 0.5, 0.0, given / 0.7)
+    (found,) = compare.compare_call(
+        "torch.nn.functional.dropout", functional.dropout, Arguments((given, 0.3), {}), result
+    )
+    assert found.is_wrong
+    assert "are dropped where the rate is 0.3" in found.rows[0].verdict.reason
+
+
+def test_random_numbers_are_never_blamed_for_being_random(device):
+    torch.manual_seed(0)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    x = torch.zeros(1000, device=device)
+    query = torch.randn(1, 1, 4, 4, device=device)
+    with tool:
+        torch.rand(1000, device=device)
+        torch.randn(1000, device=device)
+        torch.randint(5, (1000,), device=device)
+        torch.randperm(10, device=device)
+        torch.empty(1000, device=device)
+        x.normal_(3, 2).uniform_(-1, 1).bernoulli_(0.3).exponential_(2)
+        torch.bernoulli(torch.full((10,), 0.5, device=device))
+        torch.multinomial(torch.ones(10, device=device), 3)
+        torch.nn.init.kaiming_uniform_(x.view(10, 100))
+        functional.scaled_dot_product_attention(query, query, query, dropout_p=0.5)
+        functional.rrelu(x, training=True)
+    assert tool.summary.ranked() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "numbers", "reason"),
+    [
+        ("torch.rand", (1000,), torch.rand(1000) * 2, "should lie from 0 to 1"),
+        ("torch.rand", (1000,), torch.rand(1000) / 2, "the mean of 1,000 random numbers is"),
+        ("torch.randn", (1000,), torch.randn(1000) * 2, "the spread of 1,000 random numbers is"),
+        ("torch.randn", (1000,), torch.full((1000,), math.nan), "NaN or infinite"),
+        ("torch.Tensor.normal_", (torch.zeros(1000), 3.0), torch.randn(1000), "the mean"),
+        ("torch.randint", (5, (1000,)), torch.full((1000,), 5), "should lie from 0 to 4"),
+    ],
+)
+def test_wrong_random_numbers_are_found(name, args, numbers, reason):
+    (found,) = compare.compare_call(name, torch.rand, Arguments(args, {}), numbers)
+    assert found.is_wrong
+    assert reason in found.rows[0].verdict.reason
+
+
+def test_the_programs_random_numbers_stay_as_they_are(device):
+    def draw():
+        torch.manual_seed(0)
+        x = torch.randn(10, 10, device=device, requires_grad=True)
+        functional.dropout(x @ x, 0.5).sum().backward()
+        return torch.rand(3), torch.rand(3, device=device)
+
+    plain = draw()
+    with op_tools.OpAutoCompare(verbose=0):
+        watched = draw()
+    assert torch.equal(plain[0], watched[0])
+    assert torch.equal(plain[1], watched[1])
+
+
+# ---- ties and jumps --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "got", "is_right"),
+    [
+        (torch.argmax, (torch.tensor([1.0, 3.0, 3.0]),), torch.tensor(2), True),
+        (torch.argmax, (torch.tensor([1.0, 3.0, 3.0]),), torch.tensor(0), False),
+        (torch.argmax, (torch.tensor([1.0, 3.0, 3.0]),), torch.tensor(7), False),
+        (torch.argsort, (torch.tensor([2.0, 2.0, 1.0]),), torch.tensor([2, 1, 0]), True),
+        (torch.argsort, (torch.tensor([2.0, 2.0, 1.0]),), torch.tensor([2, 1, 1]), False),
+        (torch.topk, (torch.tensor([1.0, 1.0, 1.0]), 2), (torch.ones(2), torch.tensor([2, 0])), True),
+        (torch.max, (torch.tensor([[5.0, 5.0]]), 1), (torch.tensor([5.0]), torch.tensor([1])), True),
+        (torch.median, (torch.tensor([[1.0, 2.0, 2.0]]), 1), (torch.tensor([2.0]), torch.tensor([2])), True),
+    ],
+)
+def test_among_equals_any_position_is_right(function, args, got, is_right):
+    (found,) = compare.compare_call(f"torch.{function.__name__}", function, Arguments(args, {}), got)
+    assert found.is_wrong is not is_right
+
+
+def test_a_jump_within_rounding_is_nobodys_fault():
+    quotient = (torch.tensor([0.3, 5.0]), torch.tensor([0.1, 2.0]))
+    for got, is_right in (([2.0, 2.0], True), ([3.0, 2.0], True), ([2.0, 1.0], False)):
+        (found,) = compare.compare_call(
+            "torch.floor_divide", torch.floor_divide, Arguments(quotient, {}), torch.tensor(got)
+        )
+        assert found.is_wrong is not is_right
+
+
+def test_gradients_at_ties_may_go_either_way():
+    x = torch.tensor([[2.0, 2.0, 1.0, 0.0]], requires_grad=True)
+    pooled = functional.max_pool1d(x, 2)
+    for gradient, is_right in (
+        ([[0.0, 1.0, 1.0, 0.0]], True),
+        ([[1.0, 0.0, 1.0, 0.0]], True),
+        ([[1.0, 0, 0, 1]], False),
+    ):
+        _, found = compare.compare_call(
+            "torch.nn.functional.max_pool1d",
+            functional.max_pool1d,
+            Arguments((x, 2), {}),
+            pooled.detach(),
+            [torch.ones(1, 2)],
+            [torch.tensor(gradient)],
+        )
+        assert found.is_wrong is not is_right
+
+
+def test_signs_of_vectors_are_free_but_not_their_nan():
+    matrix = torch.randn(4, 4)
+    values, vectors = torch.linalg.eigh(matrix + matrix.t())
+    for got, is_right in ((-vectors, True), (vectors * math.nan, False)):
+        (found,) = compare.compare_call(
+            "torch.linalg.eigh", torch.linalg.eigh, Arguments((matrix + matrix.t(),), {}), (values, got)
+        )
+        assert found.is_wrong is not is_right
+
+
+# ---- what is printed and written -------------------------------------------------------------------------------------
+
+
+def test_the_csv_has_the_contracts_columns_first(device):
+    with op_tools.OpAutoCompare(verbose=0):
+        torch.ones(2, device=device) * torch.ones(2, device=device)
+    (path,) = Path("op_tools_results/op_autocompare_result").iterdir()
+    assert path.name.startswith(f"op_autocompare_info_pid{os.getpid()}_")
+    header = path.read_text().splitlines()[0]
+    assert header.startswith(
+        "forward_id,name,allclose,cosine_similarity,max_abs_diff,max_relative_diff,atol,rtol,error_info,"
+    )
+    rows = [row for row in rows_of() if row["name"].startswith("torch.Tensor.mul ")]
+    assert [row["name"] for row in rows] == [f"torch.Tensor.mul {part}" for part in ("input[0]", "input[1]", "output")]
+    assert rows[2]["allclose"] == "True"
+    assert rows[2]["cosine_similarity"] == "1.000000000"
+    assert rows[2]["atol"] == "0.000010000"
+    assert rows[2]["error_info"] == "Inconsistent dtypes: torch.float32 torch.float64"
+    assert rows[2]["verdict"] == "right"
+    assert "test_autocompare.py" in rows[2]["where"]
+
+
+def test_every_call_is_shown_at_verbosity_2(device, capfd):
+    x = torch.ones(2, device=device, requires_grad=True)
+    with op_tools.OpAutoCompare(verbose=2, ops="torch.Tensor.mul"):
+        (x * 3).sum().backward()
+    printed = capfd.readouterr().out
+    assert "apply OpAutoCompareHook on torch.Tensor.mul" in printed
+    assert "cpu_dtype_cast_info(from:to): {torch.float32: torch.float64}" in printed
+    for label in ("inputs[0]", "inputs[1]", "outputs", "inputs(cpu)[0]", "outputs(cpu)", "grad_inputs(cpu)[0]"):
+        assert f"torch.Tensor.mul {label} " in printed
+    assert "|           name            | allclose | max_abs_diff | max_relative_diff |" in printed
+    row = "| torch.Tensor.mul input[1] |   True   | 0.000000000  |    0.000000000    | 0.000001000 | 0.000001000 |"
+    assert row in printed
+    assert "| torch.Tensor.mul grad[0] |" in printed
+
+
+def test_only_what_is_wrong_is_shown_at_verbosity_1(device, capfd):
+    x, y = torch.randn(8, 8, device=device), torch.randn(8, 8, device=device)
+    with faults.inject("aten.mm: scale=1.01"), op_tools.OpAutoCompare():
+        x @ y
+        x + y
+    printed = capfd.readouterr()
+    assert "wrong: torch.Tensor.matmul output: off by a factor of 1.01 as a whole" in printed.out
+    assert "torch.Tensor.add output" not in printed.out
+    assert "x @ y" in printed.out
+    assert printed.err == ""
+    assert "OpAutoCompare: 2 calls, 6 values compared, 1 calls wrong" in printed.out
+    assert ".csv saved" in printed.out
+
+
+def test_nothing_is_printed_at_verbosity_0(device, capfd):
+    found = found_by(op_tools.OpAutoCompare(verbose=0), device, "aten.addmm: scale=1.01")
+    assert found
+    assert capfd.readouterr() == ("", "")
+
+
+def test_after_some_calls_of_one_place_a_line_is_enough(device, capfd):
+    x = torch.randn(8, 8, device=device)
+    with faults.inject("aten.mm: scale=1.01"), op_tools.OpAutoCompare() as tool:
+        for _ in range(12):
+            x @ x
+    printed = capfd.readouterr().out
+    assert printed.count("cpu_dtype_cast_info") == 8
+    assert printed.count("wrong: torch.Tensor.matmul output") == 12
+    assert [one.calls for one in tool.summary.ranked()] == [12]
+    folder = Path("op_tools_results/op_capture_results/torch.Tensor.matmul") / str(os.getpid()) / "autocompare"
+    assert len(list(folder.iterdir())) == 8
+
+
+def test_values_that_are_not_close_but_no_worse_than_their_dtype_are_only_counted(device, capfd):
+    x = 100 * torch.randn(20, 20, device=device, dtype=torch.bfloat16)
+    with op_tools.OpAutoCompare() as tool:
+        x @ x
+    assert tool.summary.ranked() == []
+    assert "1 values are not allclose but no worse than their dtype" in capfd.readouterr().out
+
+
+def test_the_summary_ranks_the_worst_first(device):
+    x = torch.randn(32, 32, device=device)
+    with faults.inject("aten.mm: scale=1.01; aten.exp: scale=1.5; aten.tanh: nan@one"):
+        tool = op_tools.OpAutoCompare(verbose=0)
+        with tool:
+            x @ x
+            x.exp()
+            x.tanh()
+    assert [one.name for one in tool.summary.ranked()] == [
+        "torch.Tensor.tanh",
+        "torch.Tensor.exp",
+        "torch.Tensor.matmul",
+    ]
+
+
+def test_wrong_calls_are_saved(device):
+    x = torch.randn(8, 8, device=device, requires_grad=True)
+    with faults.inject("aten.mm: scale=1.01"), op_tools.OpAutoCompare(verbose=0):
+        (x @ x).sum().backward()
+    root = Path("op_tools_results/op_capture_results/torch.Tensor.matmul") / str(os.getpid()) / "autocompare"
+    saved = sorted("/".join(path.parts[-2:]) for path in root.rglob("*.pth"))
+    assert {"device/input.pth", "device/output.pth", "cpu/input.pth", "cpu/output.pth"} <= set(saved)
+    assert {"device/grad_outputs.pth", "device/grad_inputs.pth", "cpu/grad_inputs.pth"} <= set(saved)
+    (path,) = root.rglob("cpu/output.pth")
+    content = torch.load(path, weights_only=True)
+    assert content["name"] == "torch.Tensor.matmul"
+    assert torch.allclose(content["args"][0], (x.detach().cpu().double() @ x.detach().cpu().double()))
+
+
+def test_a_full_disk_is_said_once(device, capfd, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("op_tools.examine.store.save", full)
+    x = torch.randn(8, 8, device=device)
+    with faults.inject("aten.mm: scale=1.01"), op_tools.OpAutoCompare() as tool:
+        for _ in range(3):
+            x @ x
+    assert capfd.readouterr().err.count("No space left on device") == 1
+    assert tool.summary.wrong_calls == 3
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_call_can_fail_the_run(device):
+    x = torch.randn(8, 8, device=device)
+    with (
+        faults.inject("aten.mm: scale=1.01"),
+        pytest.raises(DifferenceFound, match=r"1 op calls are wrong, the worst: torch\.Tensor\.matmul output: off by"),
+        op_tools.OpAutoCompare(verbose=0, fail=True),
+    ):
+        x @ x
+    with op_tools.OpAutoCompare(verbose=0, fail=True):
+        x @ x
+
+
+def test_the_programs_own_error_goes_first(device):
+    x = torch.randn(8, 8, device=device)
+
+    def program():
+        with op_tools.OpAutoCompare(verbose=0, fail=True):
+            x @ x
+            raise KeyError
+
+    with faults.inject("aten.mm: scale=1.01"), pytest.raises(KeyError):
+        program()
+
+
+PROGRAM = """
+import sys, torch
+from ditorch import sim
+from ditorch.sim import faults
+import op_tools
+device = sys.argv[1]
+if device == "sim":
+    sim.start()
+x = torch.randn(8, 8, device=device)
+with faults.inject("aten.mm: scale=1.01"):
+    op_tools.OpAutoCompare(verbose=0, worker=int(sys.argv[2])).start()
+    x @ x
+print("the program goes on")
+"""
+
+
+@pytest.mark.parametrize("worker", ["0", "1"])
+def test_the_exit_code_tells_that_something_is_wrong(device, run_python, worker):
+    done = run_python(PROGRAM, device, worker, check=False, OP_AUTOCOMPARE_FAIL="1")
+    assert done.returncode == 1
+    assert "the program goes on" in done.stdout
+    assert "op_tools: 1 op calls are wrong, the worst: torch.Tensor.matmul output" in done.stderr
+    assert run_python(PROGRAM, device, worker).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "value"),
+    [
+        ({"reference": "gpu"}, "OP_AUTOCOMPARE_REFERENCE", "gpu"),
+        ({"every": 0}, "OP_AUTOCOMPARE_EVERY", "0"),
+        ({"worker": 1, "reference": "device"}, "OP_AUTOCOMPARE_WORKER", "-1"),
+        ({"worker": -1}, "OP_AUTOCOMPARE_MEMORY", "much"),
+        ({"memory": 0}, "OP_AUTOCOMPARE_ONCE", "yes"),
+        ({"every": True}, "OP_AUTOCOMPARE_FAIL", "2"),
+    ],
+)
+def test_mistakes_are_errors_at_start(monkeypatch, options, variable, value):
+    with pytest.raises(SettingError):
+        op_tools.OpAutoCompare(**options).start()
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingError, match=variable):
+        op_tools.OpAutoCompare().start()
+
+
+def test_the_dtype_of_the_reference_can_be_chosen(device, monkeypatch, capfd):
+    monkeypatch.setenv("OP_DTYPE_CAST_DICT", "torch.bfloat16->torch.float32")
+    monkeypatch.setenv("MUL_OP_DTYPE_CAST_DICT", "torch.bfloat16->torch.float64")
+    x = torch.ones(3, device=device, dtype=torch.bfloat16)
+    with op_tools.OpAutoCompare(verbose=2):
+        x + x
+        x * x
+    printed = capfd.readouterr().out
+    assert "{torch.bfloat16: torch.float32}" in printed
+    assert "{torch.bfloat16: torch.float64}" in printed
+
+
+def test_tolerances_come_from_the_environment(device, monkeypatch):
+    monkeypatch.setenv("MUL_AUTOCOMPARE_ERROR_TOLERANCE_FLOAT32", "1e-2,2e-2")
+    with op_tools.OpAutoCompare(verbose=0):
+        torch.ones(3, device=device) * 2
+    assert rows_of()[-1]["atol"] == "0.010000000"
+    assert rows_of()[-1]["rtol"] == "0.020000000"
+
+
+# ---- cheaper modes ---------------------------------------------------------------------------------------------------
+
+
+def test_each_distinct_call_once(device):
+    x = torch.randn(4, 4, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(verbose=0, once=True, ops="torch.Tensor.mul")
+    with tool:
+        for scale in range(5):
+            (x * scale).sum().backward()
+        (x[:2] * 2).sum().backward()
+        x * x
+    assert tool.summary.calls == 2 + 2 + 1  # forward and backward of the first two
+
+
+def test_every_nth_step(device):
+    x = torch.randn(4, 4, device=device)
+    tool = op_tools.OpAutoCompare(verbose=0, every=3)
+    with tool:
+        for _ in range(9):
+            op_tools.step()
+            x * 2
+    assert tool.summary.calls == 3
+
+
+def test_memory_for_waiting_calls_is_limited(device, capfd):
+    x = torch.randn(100, 100, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(memory=100_000, ops="torch.Tensor.mul")
+    with tool:
+        y = x * 2
+        for _ in range(5):
+            y = y * 2
+        y.sum().backward()
+        del y
+        (x * 2).sum().backward()
+    assert capfd.readouterr().err.count("wait for their gradients") == 1
+    backward = [row for row in rows_of() if "grad" in row["name"]]
+    assert 2 <= len(backward) < 7
+    assert tool.summary.ranked() == []
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_workers_find_the_same(device, autocast, capfd):
+    fault = "aten.mm: scale=1.01; aten.native_layer_norm: scale=1.01"
+    here = found_by(op_tools.OpAutoCompare(verbose=0), device, fault, autocast=autocast)
+    messages.forget()
+    tool = op_tools.OpAutoCompare(worker=1, out="elsewhere")
+    there = found_by(tool, device, fault, autocast=autocast)
+    assert [(one.name, one.what, one.module, one.where, one.calls) for one in there] == [
+        (one.name, one.what, one.module, one.where, one.calls) for one in here
+    ]
+    printed = capfd.readouterr()
+    assert "wrong: torch.nn.functional.linear grad" in printed.out
+    assert list(Path("elsewhere").rglob("device/grad_inputs.pth"))
+
+
+def test_workers_with_little_memory_are_waited_for(device):
+    tool = op_tools.OpAutoCompare(verbose=0, worker=1, memory=200_000)
+    with tool:
+        plain = step(device)
+    assert tool.summary.ranked() == []
+    assert tool.summary.calls > 30
+    assert all(torch.equal(one, other) for one, other in zip(plain, step(device)))
+
+
+def test_a_dead_worker_is_reported(device, capfd):
+    x = torch.randn(8, 8, device=device)
+    tool = op_tools.OpAutoCompare(verbose=0, worker=1)
+    with tool:
+        x @ x
+        (worker,) = tool._workers._workers
+        worker._process.kill()
+        worker._process.wait()
+        worker._thread.join()
+        with faults.inject("aten.mm: scale=1.01"):
+            x @ x  # compared in this process
+    assert [one.name for one in tool.summary.ranked()] == ["torch.Tensor.matmul"]
+    assert "a process of OpAutoCompare ended (exit code -9)" in capfd.readouterr().err
+
+
+def test_the_device_itself_as_reference(device):
+    tool = op_tools.OpAutoCompare(verbose=0, reference="device")
+    with tool:
+        plain = step(device)
+    assert tool.summary.ranked() == []
+    assert all(torch.equal(one, other) for one, other in zip(plain, step(device)))
+    x = torch.randn(64, 64, device=device)
+    with faults.inject("aten.tanh: round=bfloat16"), tool:
+        x.tanh()
+    # the same kernel is wrong in float64, too, but the results differ by their roundings
+    assert tool.summary.calls == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW])
+def test_the_cpu_confirms_what_the_device_finds(device, dtype):
+    tool = op_tools.OpAutoCompare(verbose=0, reference="device,cpu")
+    assert found_by(tool, device, dtype=dtype) == []
+    x = torch.randn(64, 64, device=device, dtype=dtype)
+    with faults.inject("aten.tanh: nan@one"), tool:
+        x.tanh()
+        x.clone().tanh_()
+    names = [(one.name, one.what) for one in tool.summary.ranked()]
+    assert names[:1] == [("torch.Tensor.tanh", "output")]
+
+
+# ---- what else must hold ---------------------------------------------------------------------------------------------
+
+
+def test_gpt_training_is_untouched(device):
+    def train():
+        torch.manual_seed(0)
+        model = GPT(vocabulary=64, width=32, heads=2, layers=1, length=16).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses = []
+        for _ in range(3):
+            tokens = torch.randint(64, (2, 17)).to(device)
+            loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    plain = train()
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        assert train() == plain
+    assert tool.summary.ranked() == []
+
+
+def test_it_can_be_started_again(device):
+    tool = op_tools.OpAutoCompare(verbose=0)
+    x = torch.randn(4, 4, device=device)
+    with faults.inject("aten.mm: scale=1.01"), tool:
+        x @ x
+    assert len(tool.summary.ranked()) == 1
+    with tool:
+        x @ x
+    assert tool.summary.ranked() == []
+
+
+def test_one_call_from_elsewhere_can_be_compared():
+    x, weight = torch.randn(8, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    result = functional.linear(x, weight)
+    gradient = torch.randn(8, 4)
+    grads = torch.autograd.grad(result, (x, weight), gradient)
+    given = Arguments((x, weight), {})
+    forward, backward = compare.compare_call(
+        "torch.nn.functional.linear", functional.linear, given, result, [gradient], grads
+    )
+    assert not forward.is_wrong
+    assert not backward.is_wrong
+    assert [row.name for row in backward.rows] == [f"torch.nn.functional.linear grad[{place}]" for place in (0, 1)]
+    _, backward = compare.compare_call(
+        "torch.nn.functional.linear", functional.linear, given, result, [gradient], [grads[0], 1.01 * grads[1]]
+    )
+    assert [row.is_wrong for row in backward.rows] == [False, True]
