@@ -72,20 +72,30 @@ def dropped_out(given: Tensor, mask: Tensor, rate: float) -> Tensor:
     return given * mask / (1 - rate)
 
 
-def rate_is_wrong(given: Tensor, mask: Tensor, rate: float, whole_channels: bool) -> str:
-    """Why the share of dropped elements cannot be chance; "" where it can."""
-    if whole_channels:
-        # channels fall as a whole: only the first element of each is a draw of its own
-        flat = [tensor.flatten(2)[..., 0] if tensor.dim() > 2 else tensor for tensor in (given, mask)]
-        given, mask = flat
+def rate_is_wrong(given: Tensor, mask: Tensor, rate: float, inner: int) -> str:
+    """Why the share of dropped elements cannot be chance; "" where it can.
+
+    The last `inner` dimensions fall together, as those of a channel do.
+    """
     seen = (given != 0) & given.isfinite()  # a dropped infinity is NaN
+    kept = seen & mask
+    if inner:
+        seen, kept = seen.flatten(-inner).any(-1), kept.flatten(-inner).any(-1)
     drawn = int(seen.sum())
     if not drawn:
         return ""
-    share = int((seen & ~mask).sum()) / drawn
+    share = 1 - int(kept.sum()) / drawn
     if abs(share - rate) <= _SIGMAS * math.sqrt(rate * (1 - rate) / drawn) + 1 / drawn:
         return ""
-    return f"{share:.4f} of {drawn:,} elements are dropped where the rate is {rate:g}"
+    return f"{share:.4f} of {drawn:,} are dropped where the rate is {rate:g}"
+
+
+def inner_dimensions(name: str, given: Tensor) -> int:
+    """How many of the last dimensions dropout drops as a whole."""
+    base = traits.base_name(name)
+    if base in ("dropout", "native_dropout"):
+        return 0
+    return int(base[-2]) if base[-2].isdigit() else max(given.dim() - 2, 0)
 
 
 # ---- generators ------------------------------------------------------------------------------------------------------

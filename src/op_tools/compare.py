@@ -209,8 +209,7 @@ class Comparer:
         given, rate = seen.given.tensors[0].detach(), chance.drop_rate(seen.given.args, seen.given.kwargs)
         mask = chance.mask_of(given, result)
         row = self._masked_row(f"{seen.name} output", result, given, mask, rate, seen.name)
-        whole_channels = traits.base_name(seen.name) not in ("dropout", "native_dropout")
-        wrong_rate = chance.rate_is_wrong(given, mask, rate, whole_channels)
+        wrong_rate = chance.rate_is_wrong(given, mask, rate, chance.inner_dimensions(seen.name, given))
         if wrong_rate and row.verdict is not None and row.verdict.right:
             row.verdict = row.verdict._replace(right=False, reason=wrong_rate, severity=math.inf)
         return Comparison([row])

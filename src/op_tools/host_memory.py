@@ -19,7 +19,7 @@ _CHUNK = 64 * 2**20
 ALIGNMENT = 64
 # Fresh memory costs so much that it is better to wait a little for some to be free again, once there is much in use.
 _MUCH = 256 * 2**20
-_PATIENCE = 0.02  # seconds
+_PATIENCE = 0.1  # seconds
 
 
 class Lease:

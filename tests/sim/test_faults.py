@@ -51,9 +51,10 @@ def test_accumulation_in_bfloat16_is_wrong_as_a_bfloat16_sum_is(square):
 def test_a_fault_without_effect_is_told_apart(device):
     with faults.inject("aten.exp: scale=2; aten.neg: negate") as injection:
         torch.neg(torch.zeros(3, device=device))
+        torch.neg(torch.ones(3, device=device, dtype=torch.int64))
         torch.exp(torch.zeros(3, device=device))
         torch.neg(torch.ones(3, device=device))
-    assert injection.struck == {"aten.exp: scale=2": 1, "aten.neg: negate": 2}
+    assert injection.struck == {"aten.exp: scale=2": 1, "aten.neg: negate": 3}
     assert injection.effective == {"aten.exp: scale=2": 1, "aten.neg: negate": 1}
 
 

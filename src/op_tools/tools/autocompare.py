@@ -74,11 +74,12 @@ class OpAutoCompare(Tool):
         every = settings.AUTOCOMPARE_EVERY.get() if every is None else every
         if self._reference not in ("cpu", "device", "device,cpu"):
             raise SettingError(f"reference={self._reference!r} cannot be used: it is cpu, device or device,cpu")
-        if every < 1:
-            raise SettingError(f"every={every!r} cannot be used: it is a whole number above 0")
+        count = settings.AUTOCOMPARE_WORKER.get() if worker is None else worker
+        for name, number, least in (("every", every, 1), ("worker", count, 0), ("memory", limit, 1)):
+            if not isinstance(number, int) or number < least:
+                raise SettingError(f"{name}={number!r} cannot be used: it is a whole number, {least} or more")
         if every > 1:
             self.steps = _Every(every, self.steps)
-        count = settings.AUTOCOMPARE_WORKER.get() if worker is None else worker
         self._on_device = self._reference != "cpu"
         if count and self._on_device:
             raise SettingError("worker processes compare with the CPU: worker= needs reference='cpu'")

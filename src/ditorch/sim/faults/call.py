@@ -95,7 +95,7 @@ class KernelCall:
         """Puts wrong values into a result, all of them or the share that the fault asks for."""
         if self._share is not None:
             wrong = torch.where(self._chosen(tensor), wrong, tensor)
-        self.made_no_difference = self.made_no_difference is not False and torch.equal(wrong, tensor)
+        self.made_no_difference = bool(self.made_no_difference) and torch.equal(wrong, tensor)
         tensor.copy_(wrong)
 
     def _chosen(self, tensor: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ def _on_floats(change: Callable[[KernelCall, Tensor], Tensor]) -> Behaviour:
 
     def behave(call: KernelCall) -> Any:
         result = call.run()
+        call.made_no_difference = True  # until a result is overwritten
         with call.undisturbed():
             for tensor in call.results(result):
                 if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
@@ -132,12 +133,13 @@ def _drop(call: KernelCall) -> Any:
 
 def _index(call: KernelCall) -> Any:
     """Reads beside the place it should; never outside of what the call itself names."""
-    changed = {}
+    changed: dict[str, Any] = {}
     with call.undisturbed():
         for name, value in call.arguments().items():
             if isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64) and value.numel():
                 shifted = torch.clamp(value + call.value, 0, int(value.max().clamp(min=0)))
                 changed[name] = torch.where(torch.ge(value, 0), shifted, value)  # a negative one says: none
+        call.made_no_difference = all(torch.equal(value, call.arguments()[name]) for name, value in changed.items())
     return call.run_with(changed)
 
 
@@ -146,6 +148,7 @@ def _swap(call: KernelCall) -> Any:
     for (first, one), (second, other) in zip(tensors, tensors[1:]):
         if one.shape == other.shape and one.dtype == other.dtype and one is not other:
             return call.run_with({first: other, second: one})
+    call.made_no_difference = True
     return call.run()
 
 
