@@ -12,7 +12,7 @@ help:
 	@echo "make test      lint, then every test but the slow ones"
 	@echo "make test-all  lint, then every test"
 	@echo "make lint      ruff and mypy"
-	@echo "make bench     speed and op coverage of the simulated accelerator"
+	@echo "make bench     what the tools cost; speed and op coverage of the simulated accelerator"
 	@echo "make bench-faults  does OpAutoCompare name the guilty op? Single faults in models and ops"
 	@echo "make docs      write the tables in docs that are made from code"
 	@echo "make clean     remove .venv and what tools left behind"
@@ -35,6 +35,7 @@ bench-faults: $(INSTALLED)
 	$(RUN) benchmarks/fault_finding.py
 
 bench: $(INSTALLED)
+	$(RUN) benchmarks/overhead.py
 	$(RUN) benchmarks/sim_speed.py
 	$(RUN) benchmarks/op_coverage.py
 	$(RUN) benchmarks/redirect_cost.py

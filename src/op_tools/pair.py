@@ -393,8 +393,8 @@ def _cross_entropy_in_parts(scores: Tensor, target: Tensor, *args: Any, **kwargs
 def _rounding(seen: Seen, costs_are_known: bool) -> float:
     """Half a unit in the last place of what the call is computed in.
 
-    Low precisions are computed in float32 and rounded in the end; what roundings in between cost shows in the run on the
-    CPU. Without one, each of them may be in the low precision.
+    Low precisions are computed in float32 and rounded in the end; what roundings in between cost shows in the run on
+    the CPU. Without one, each of them may be in the low precision.
     """
     dtypes = [_real(tensor.dtype) for tensor in (*seen.given.tensors, *trees.tensors(seen.result))]
     low = [dtype for dtype in dtypes if dtype in _LOW]

@@ -1,7 +1,7 @@
 """The same call elsewhere: on the CPU or on the device itself, in another dtype, with its gradients.
 
-A run here disturbs nothing: gradients, autocast, random numbers and modes stay as they are. Warnings of a second run are
-of no use to anybody; `silence` keeps them away.
+A run here disturbs nothing: gradients, autocast, random numbers and modes stay as they are. Warnings of a second run
+are of no use to anybody; `silence` keeps them away.
 """
 
 from __future__ import annotations

@@ -158,8 +158,8 @@ AUTOCOMPARE_REFERENCE = Setting(
     "OP_AUTOCOMPARE_REFERENCE",
     "cpu",
     _one_of("cpu", "device", "device,cpu"),
-    "what OpAutoCompare compares with: cpu; device: the same device in higher precision, fast, but blind to a fault that "
-    "both share; device,cpu: the CPU confirms what the device finds",
+    "what OpAutoCompare compares with: cpu; device: the same device in higher precision, fast, but blind to a "
+    "fault that both share; device,cpu: the CPU confirms what the device finds",
 )
 AUTOCOMPARE_ONCE = Setting(
     "OP_AUTOCOMPARE_ONCE",
@@ -177,7 +177,7 @@ AUTOCOMPARE_MEMORY = Setting(
     "OP_AUTOCOMPARE_MEMORY",
     4 * 2**30,
     _bytes,
-    "host memory for calls that wait for their gradients or for a worker process; beyond it, gradients are not compared",
+    "host memory for calls that wait for gradients or for a worker process; beyond it, gradients are not compared",
 )
 AUTOCOMPARE_FAIL = Setting(
     "OP_AUTOCOMPARE_FAIL", False, _switch, "1: OpAutoCompare raises at stop if something is wrong, for CI"

@@ -93,7 +93,8 @@ _CATALOGUE = {
         var_mean _safe_softmax _amp_foreach_non_finite_check_and_unscale _fused_adam _fused_adamw _fused_sgd
         clip_grad_norm masked.normalize fold""",
     Trait.MATRIX: """addbmm addmm addmv baddbmm bmm chain_matmul cdist einsum inner dot vdot linalg.multi_dot
-        linalg.vecdot linear linear_cross_entropy matmul mm mv multi_head_attention_forward scaled_dot_product_attention tensordot
+        linalg.vecdot linear linear_cross_entropy matmul mm mv multi_head_attention_forward scaled_dot_product_attention
+        tensordot
         bilinear sparse.mm sparse.sampled_addmm _scaled_mm _scaled_mm_v2 _flash_attention_forward
         _efficient_attention_forward _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
         _scaled_dot_product_attention_math _native_multi_head_attention __matmul__ __rmatmul__ linalg.matmul

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import queue
 import shutil
 import signal
 import struct
@@ -380,8 +381,11 @@ def main() -> None:
     silence()
     examiner = Examiner(Comparer(Tolerances(), read_cast_tables().cast_table), verbose, out)
     kept: dict[int, Seen] = {}
+    jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    # a pipe holds little: what waits is kept here, so that training does not wait for us
+    threading.Thread(target=_read_into, args=(jobs,), daemon=True).start()
     while True:
-        job = _receive(sys.stdin.buffer)
+        job = jobs.get()
         if job is None:
             return
         try:
@@ -390,6 +394,14 @@ def main() -> None:
             number, outcome = job[1], Outcome(Comparison(failure=f"{type(error).__name__}: {error}"))
         if outcome is not None:
             _send(answers, pickle.dumps((number, outcome)))
+
+
+def _read_into(jobs: queue.SimpleQueue[Any]) -> None:
+    while True:
+        job = _receive(sys.stdin.buffer)
+        jobs.put(job)
+        if job is None:
+            return
 
 
 def _done(job: Any, examiner: Examiner, kept: dict[int, Seen]) -> tuple[int, Outcome | None]:
@@ -419,4 +431,3 @@ def _seen(facts: tuple[Any, ...], values: tuple[Any, ...]) -> Seen:
     before, after, result = values
     kept = None if after is None else Arguments(*after)
     return Seen(name, torch_op(name), Arguments(*before), kept, result, autocast, chosen, is_fast, changed)
-

@@ -268,7 +268,7 @@ class _Memory:
                 messages.complain_once(
                     "autocompare",
                     "memory",
-                    text=f"OpAutoCompare: {self._used:,} bytes of inputs wait for their gradients; until some have come, "
+                    text=f"OpAutoCompare: {self._used:,} bytes of inputs wait for gradients; until some have come, "
                     "those of further calls are not compared (OP_AUTOCOMPARE_MEMORY, or memory=, sets the limit)",
                 )
                 return None
