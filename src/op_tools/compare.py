@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 import torch
@@ -84,8 +84,9 @@ class Comparer:
             return self._random_forward(seen)
         try:
             pair = self._pair(seen)
-            rows = [] if seen.kept is None else list(self._input_rows(seen, seen.kept, pair))
-            return Comparison(rows + self._output_rows(seen, pair), pair.expected, None, pair.casts)
+            known: dict[int, Row] = {}  # by the id of a tensor: a call that works in place returns an argument
+            rows = [] if seen.kept is None else list(self._input_rows(seen, seen.kept, pair, known))
+            return Comparison(rows + self._output_rows(seen, pair, known), pair.expected, None, pair.casts)
         except CannotCompare as error:
             return Comparison(failure=str(error))
 
@@ -126,27 +127,36 @@ class Comparer:
 
     # ---- the parts of a call -----------------------------------------------------------------------------------------
 
-    def _output_rows(self, seen: Seen, pair: Pair) -> list[Row]:
+    def _output_rows(self, seen: Seen, pair: Pair, known: dict[int, Row]) -> list[Row]:
         got = [value for _, value in trees.leaves(seen.result)]
         if len(got) != len(pair.expected.results):
             raise CannotCompare(f"{len(got)} results on the device, {len(pair.expected.results)} as reference")
         names = _numbered(f"{seen.name} output", len(got))
         if reference.is_long_list(seen.result):
-            return self._rows_of_list(names, got, pair, [Output(index) for index in range(len(got))])
-        return [self._row(name, value, pair, Output(index)) for index, (name, value) in enumerate(zip(names, got))]
+            first, last = known.get(id(got[0])), known.get(id(got[-1]))
+            if first is not None and first is last:
+                return [replace(first, name=_range_of(names))]
+            return self._rows_of_list(names, got, pair, [Output(index) for index in range(len(got))], {})
+        return [
+            replace(known[id(value)], name=name) if id(value) in known else self._row(name, value, pair, Output(index))
+            for index, (name, value) in enumerate(zip(names, got))
+        ]
 
-    def _input_rows(self, seen: Seen, kept: Arguments, pair: Pair) -> Iterator[Row]:
+    def _input_rows(self, seen: Seen, kept: Arguments, pair: Pair, known: dict[int, Row]) -> Iterator[Row]:
         names = [f"{seen.name} {label}" for label in seen.given.labels("input")]
         together: set[int] = set()
         for places in seen.given.long_lists():
             if all(index in pair.changed for index in places):
                 parts = [Input(index) for index in places]
                 listed = slice(places.start, places.stop)
-                yield from self._rows_of_list(names[listed], kept.leaves[listed], pair, parts)
+                yield from self._rows_of_list(names[listed], kept.leaves[listed], pair, parts, known)
                 together.update(places)
         for index, (name, before, after) in enumerate(zip(names, seen.given.leaves, kept.leaves)):
             if index not in together:
-                yield self._input_row(name, before, after, pair, index)
+                row = self._input_row(name, before, after, pair, index)
+                if index in pair.changed:
+                    known[id(after)] = row
+                yield row
 
     def _input_row(self, name: str, before: Any, after: Any, pair: Pair, index: int) -> Row:
         tolerance = self._tolerances.of(pair.name, before)
@@ -161,15 +171,21 @@ class Comparer:
         return Row(name, judged._replace(right=False, reason=reason, severity=math.inf), *tolerance)
 
     def _rows_of_list(
-        self, names: Sequence[str], got: Sequence[Any], pair: Pair, parts: Sequence[Input | Output]
+        self,
+        names: Sequence[str],
+        got: Sequence[Any],
+        pair: Pair,
+        parts: Sequence[Input | Output],
+        known: dict[int, Row],
     ) -> list[Row]:
         """One row for many tensors; if something is wrong with them, a row for each."""
-        first, last = names[0], names[-1].rpartition("[")[2]
-        together = self._row(f"{first[:-1]}..{last}", end_to_end(got), pair, Many(tuple(parts)))
-        if not together.is_wrong:
-            return [together]
-        rows = [self._row(name, value, pair, part) for name, value, part in zip(names, got, parts)]
-        return rows if any(row.is_wrong for row in rows) else [together]
+        together = self._row(_range_of(names), end_to_end(got), pair, Many(tuple(parts)))
+        rows = [together] * len(got)
+        if together.is_wrong:
+            each = [self._row(name, value, pair, part) for name, value, part in zip(names, got, parts)]
+            rows = each if any(row.is_wrong for row in each) else rows
+        known.update((id(value), row) for value, row in zip(got, rows))
+        return rows if rows[0] is not together else [together]
 
     def _row(self, name: str, got: Any, pair: Pair, part: Part) -> Row:
         """One value of the device beside the reference's."""
@@ -261,8 +277,8 @@ def _judge_numbers(
     got: Tensor, expected: Tensor, same: Tensor | None, pair: Pair, part: Part, tolerance: Tolerance
 ) -> Verdict:
     precision = pair.precision(got, same)
-    if same is not None and verdict.same_bits(got, same):
-        return verdict.agreeing(got, expected, precision, tolerance)
+    if same is not None and (verdict.same_bits(got, same) or verdict.is_as_good(got, same, precision)):
+        return verdict.measured(got, expected, same, precision, tolerance)
     judged = verdict.judge(got, expected, same, precision, tolerance)
     if judged.right:
         return judged
@@ -304,6 +320,11 @@ def _judge_plain(got: Any, expected: Any, same: Any, tolerance: Tolerance) -> Ve
 
 def _numbered(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}[{index}]" for index in range(count)]
+
+
+def _range_of(names: Sequence[str]) -> str:
+    """`input[0..51]` for many names."""
+    return f"{names[0][:-1]}..{names[-1].rpartition('[')[2]}"
 
 
 def _gradient_labels(given: Arguments) -> list[str]:

@@ -35,8 +35,19 @@ def _created(path: str) -> int:
     try:
         return os.open(path, flags, 0o666)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _make(os.path.dirname(path))
         return os.open(path, flags, 0o666)
+
+
+def _make(folder: str) -> None:
+    """As os.makedirs does, without looking first."""
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        _make(os.path.dirname(folder))
+        _make(folder)
 
 
 def write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
@@ -78,7 +89,7 @@ class Known:
         try:
             if not _holds(earlier, places, contents):
                 return False
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _make(os.path.dirname(path))
             os.link(earlier, path)
         except OSError:  # it is gone, there is no linking here, or it has too many names
             self._files.pop(key, None)

@@ -163,8 +163,8 @@ class Pair:
         self._chosen = _dtype_of_autocast(seen)
         self._moved: list[tuple[Run, Gradients]] | None = None
         self._others: list[tuple[Run, Gradients]] | None = None
-        better, own, self._other_ways = self._ways(higher, on_device)
-        self._better = better
+        self._other_ways: list[tuple[Callable[..., Any], Way]] = []
+        self._better, own = self._ways(higher, on_device)
         self.same: Run | None = None
         self._same_gradients: Gradients = None
         self.expected: Run
@@ -177,12 +177,13 @@ class Pair:
         floats = {tensor.dtype for tensor in seen.given.tensors if tensor.dtype in higher}
         self.casts = {dtype: higher[dtype] for dtype in floats} if self.expected is not self.same else {}
 
-    def _run_in_own_dtype(self, ways: list[Way]) -> str:
-        """Takes the first way that goes; returns why the last one did not."""
+    def _run_in_own_dtype(self, ways: list[tuple[Callable[..., Any], Way]]) -> str:
+        """Takes the first way that goes, and keeps the others for later; returns why the last one did not go."""
         reason = ""
-        for way in ways:
+        for number, (function, way) in enumerate(ways):
             try:
-                self.same, self._same_gradients = self._run(way)
+                self.same, self._same_gradients = self._run(way, function)
+                self._other_ways = ways[number + 1 :]
                 return ""
             except Exception as error:  # noqa: BLE001  whatever the CPU cannot do
                 reason = _in_words(error)
@@ -196,35 +197,31 @@ class Pair:
                 raise CannotCompare(reason or _in_words(error)) from None
             self.expected, self.gradients = self.same, self._same_gradients
 
-    def _ways(self, higher: Dtypes, on_device: bool) -> tuple[Way, list[Way], list[tuple[Callable[..., Any], Way]]]:
-        """In higher precision; in the device's own, as autocast and tf32 have it there; and others just as right."""
-        device = None if on_device else "cpu"
-        autocast, chosen = self._seen.autocast, self._chosen
-        is_lower = chosen is not None and chosen is not torch.float32
+    def _ways(self, higher: Dtypes, on_device: bool) -> tuple[Way, list[tuple[Callable[..., Any], Way]]]:
+        """In higher precision; and in the device's own, with autocast and tf32 as there: several ways may be right."""
+        device, chosen, function = None if on_device else "cpu", self._chosen, self._seen.function
         better = Way("higher precision", higher, device)
-        if chosen is not None and is_lower:
+        if chosen is not None and chosen is not torch.float32:
             better = Way(better.name, higher, device, reference.rounded_to(chosen, higher.get(chosen, chosen)))
         if on_device:
-            return better, [Way("tf32", higher, device, _tf32_then(better))] if self._is_tf32 else [], []
+            return better, [(function, Way("tf32", higher, device, _tf32_then(better)))] if self._is_tf32 else []
         own = Way("the same dtype", {})
         if chosen is not None:
             own = Way(own.name, {}, convert=reference.rounded_to(chosen, chosen))
-        elif autocast is not None:
-            own = Way(own.name, {}, autocast=autocast)
-        if self._is_tf32:
-            own = own.then(reference.as_tf32)
-        others: list[tuple[Callable[..., Any], Way]] = []
+        elif self._seen.autocast is not None:
+            own = Way(own.name, {}, autocast=self._seen.autocast)
+        ways = [(function, own.then(reference.as_tf32) if self._is_tf32 else own)]
         if chosen is not None:
-            # an op that is made of others: autocast looks at each of them
-            others.append((self._seen.function, Way("autocast on the CPU", {}, autocast=autocast)))
             if traits.base_name(self.name) == "cross_entropy":
-                others.append((_cross_entropy_in_parts, Way("in parts", {})))
+                ways.insert(0, (_cross_entropy_in_parts, Way("in parts", {})))
+            # an op that is made of others: autocast looks at each of them
+            ways.append((function, Way("autocast on the CPU", {}, autocast=self._seen.autocast)))
         # where the CPU has no kernel for a low precision: rounded once, in the end
-        return better, [own, Way("float32", reference.SINGLE)], others
+        return better, [*ways, (function, Way("float32", reference.SINGLE))]
 
     def _run(self, way: Way, function: Callable[..., Any] | None = None) -> tuple[Run, Gradients]:
         seen, graph = self._seen, self._grad_outputs is not None
-        function = function or reference.stand_in(self.name) or seen.function
+        function = reference.stand_in(self.name) or function or seen.function
         with reference.random_numbers_kept() if self.is_unknown else reference.NOTHING:
             run = reference.run(function, seen.given, way, graph, seen.changed)
             return run, run.gradients(self._grad_outputs) if self._grad_outputs is not None else None
@@ -234,10 +231,10 @@ class Pair:
         return None if self.same is None else part.of(self.same, self._same_gradients)
 
     def other_parts(self, part: Part) -> Iterator[Tensor]:
-        """This value as the CPU makes it in other ways that are just as right."""
+        """This value as the CPU makes it in other ways that are just as right. Only autocast leaves a choice."""
         if self._others is None:
             self._others = []
-            for function, way in self._other_ways:
+            for function, way in self._other_ways if self._chosen is not None else ():
                 with contextlib.suppress(Exception):
                     self._others.append(self._run(way, function))
         for run, gradients in self._others:
@@ -385,7 +382,8 @@ def _dtype_of_autocast(seen: Seen) -> torch.dtype | None:
 
 def _cross_entropy_in_parts(scores: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """As autocast runs it on accelerators: the logarithm in the dtype of the scores, the sum in float32."""
-    kwargs.pop("label_smoothing", None)
+    if kwargs.pop("label_smoothing", 0.0) or target.is_floating_point():
+        raise NotImplementedError("made of other parts")
     log = functional.log_softmax(scores, 1 if scores.dim() > 1 else 0, dtype=scores.dtype)
     return functional.nll_loss(log.float(), target, *args, **kwargs)
 

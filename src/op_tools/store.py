@@ -7,6 +7,7 @@ what is in it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -83,7 +84,8 @@ class Files:
         archive = Archive(value)
         files.put(f"{path}.json", [_described(content).encode()])  # first, so that no .pth is without it
         # all but the identifier, which is last
-        key = (archive.pickle[: archive.pickle.rfind(content.identifier.encode()) - 5], *archive.checksums)
+        described = archive.pickle[: archive.pickle.rfind(content.identifier.encode()) - 5]
+        key = (hashlib.blake2b(described, digest_size=16).digest(), *archive.checksums)
         is_linked = self._known.link(key, path, archive.tensors)
         if not is_linked:
             files.put(path, archive.buffers)

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from op_tools.tolerance import Tolerance
 
-_BLOCK = 2**20  # elements that are looked at together
+_BLOCK_ON_DEVICE = 2**24  # elements that are looked at together; a device is better asked seldom
 _ENOUGH = 32  # a row or column of fewer elements says nothing of its own
 _EXPONENT = 0x7FF0000000000000  # of a float64
 
@@ -163,27 +163,81 @@ def judge(
     return Verdict(False, reason + where, measures, severity)
 
 
-def agreeing(got: Tensor, expected: Tensor, precision: Precision, tolerance: Tolerance) -> Verdict:
-    """For a result that equals that of the CPU in the same dtype, bit for bit: right, and only to be measured."""
-    if got.numel() == 0 or got.is_complex() or got.numel() > _BLOCK:
-        return judge(got, expected, got, precision, tolerance)._replace(right=True, reason="")
-    block = _Block(got.detach().reshape(1, -1), expected.detach().reshape(1, -1), None, None, precision)
-    both = torch.cat([block.got, block.expected])
-    ulps = (block.error / block.half_ulp).abs_().mean().view(1) / 2
-    found = torch.cat([_maxima(block, block.error, tolerance), (both @ both.t()).view(-1), ulps]).tolist()
-    if not math.isfinite(sum(found)):
-        return judge(got, expected, got, precision, tolerance)._replace(right=True, reason="")
-    _, max_abs, max_relative, max_ulp, excess, left, product, _, right, mean_ulp = found
+def is_as_good(got: Tensor, same: Tensor, precision: Precision) -> bool:
+    """True where a result lies so near to that of the CPU in the same dtype that it cannot be beyond any limit.
+
+    An element's scale is at least half a unit of a typical value, and its error that of the CPU plus the distance.
+    """
+    if got.is_complex() or got.shape != same.shape or not same.is_floating_point():
+        return False
+    limits, count = precision.limits, got.numel()
+    got, same = got.reshape(-1), same.reshape(-1)
+    if got.dtype is not same.dtype or precision.eps > 1e-6:
+        got, same = got.float(), same.float()
+    sums = [0.0] * 4
+    peak, size = 0.0, 4 * _block_size(got)
+    for start in range(0, count, size):
+        mine, theirs = got[start : start + size], same[start : start + size]
+        distance = mine - theirs
+        least, most = torch.aminmax(distance)
+        found = [theirs.abs().sum(), torch.dot(distance, distance), torch.dot(distance, theirs)]
+        found += [torch.dot(theirs, theirs), torch.maximum(-least, most)]
+        *more, largest = torch.stack(found).tolist()
+        sums = [one + other for one, other in zip(sums, more)]
+        peak = max(peak, largest)
+    values, squares, slope, weight = sums
+    half_unit = values / count * precision.eps / 2
+    if not (half_unit > precision.smallest and math.isfinite(squares) and weight > 0):
+        return squares == 0.0
+    return (
+        peak / half_unit + 1 <= limits.peak
+        and math.sqrt(squares / count) / half_unit + 1 <= limits.bulk
+        and abs(slope / weight) <= limits.bias * precision.eps / 4
+    )
+
+
+def measured(got: Tensor, expected: Tensor, same: Tensor, precision: Precision, tolerance: Tolerance) -> Verdict:
+    """For a result that is as good as that of the CPU in the same dtype: right, and only to be measured."""
+    if got.numel() == 0 or got.is_complex():
+        return judge(got, expected, same, precision, tolerance)._replace(right=True, reason="")
+    parts = [part.detach().reshape(-1) for part in (got, expected, same)]
+    sums, maxima, size = [0.0] * 6, [0.0] * 4, _block_size(got)
+    for start in range(0, got.numel(), size):
+        mine, right, theirs = (part[start : start + size] for part in parts)
+        found = _measures(mine, right, theirs, precision, tolerance).tolist()
+        sums = [one + other for one, other in zip(sums, found[:6])]
+        maxima = [max(one, other) for one, other in zip(maxima, found[6:])]
+    if not math.isfinite(sum(sums) + sum(maxima)):
+        return judge(parts[0], parts[1], parts[2], precision, tolerance)._replace(right=True, reason="")
+    ulps, got_squares, product, expected_squares, errors, usual = sums
+    max_abs, max_relative, max_ulp, excess = maxima
     measures = Measures(
         allclose=excess <= tolerance.atol,
         max_abs_diff=max_abs,
         max_relative_diff=_or_infinite(max_relative),
-        cosine=_cosine(product, left, right),
+        cosine=_cosine(product, got_squares, expected_squares),
         max_ulp=max_ulp,
-        mean_ulp=mean_ulp,
-        rmse_ratio=1.0,
+        mean_ulp=ulps / got.numel(),
+        rmse_ratio=_ratio(errors, usual),
     )
     return Verdict(True, "", measures)
+
+
+def _measures(got: Tensor, expected: Tensor, same: Tensor, precision: Precision, tolerance: Tolerance) -> Tensor:
+    block = _Block(got, expected, None, None, precision)
+    usual = block.error if same is got else same.double() - block.expected
+    distance = block.error.abs()
+    ulps = distance / block.half_ulp
+    pairs = [(block.got, block.got), (block.got, block.expected), (block.expected, block.expected)]
+    sums = [ulps.sum() / 2, *_dots([*pairs, (block.error, block.error), (usual, usual)])]
+    relative = distance / block.magnitude.clamp_min(1e-300)
+    excess = torch.sub(distance, block.magnitude, alpha=tolerance.rtol).max()
+    return torch.stack([*sums, distance.max(), relative.max(), ulps.max() / 2, excess])
+
+
+def _block_size(tensor: Tensor) -> int:
+    """Elements that are looked at together: what fits into the caches, and gives every thread something to do."""
+    return min(2**20, 2**15 * max(2, torch.get_num_threads())) if tensor.is_cpu else _BLOCK_ON_DEVICE
 
 
 def judge_exact(got: Tensor, expected: Tensor, excused: Tensor | None = None) -> Verdict:
@@ -353,7 +407,7 @@ class _Numbers:
         self._rows, self._columns = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
         self._parts = [self._flat(part) for part in parts]
         self._sensitivity = self._flat(sensitivity)
-        size = max(1, _BLOCK // self._columns)
+        size = max(1, _block_size(got) // self._columns)
         self._slices = [slice(start, start + size) for start in range(0, self._rows, size)]
         self._careful = False
         self._prepare()
@@ -365,8 +419,11 @@ class _Numbers:
         self._only = self._read(self._slices[0]) if len(self._slices) == 1 else None
         self._floor, self._typical, self._share_of_column = self._typical_errors()
 
+    def _part(self, rows: slice) -> list[Tensor | None]:
+        return [None if part is None else part[rows] for part in self._parts]
+
     def _read(self, rows: slice) -> _Block:
-        got, expected, same, magnitude = (None if part is None else part[rows] for part in self._parts)
+        got, expected, same, magnitude = self._part(rows)
         assert got is not None
         assert expected is not None
         return _Block(got, expected, same, magnitude, self._precision, self._careful)
@@ -374,14 +431,23 @@ class _Numbers:
     def _block(self, rows: slice) -> _Block:
         return self._read(rows) if self._only is None else self._only
 
+    def _costs(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """The sum of the values' sizes; and what the op usually costs, squared."""
+        if self._only is not None or self._careful:
+            block = self._block(rows)
+            return block.magnitude.sum(), block.usual_squares()
+        _, expected, same, magnitude = self._part(rows)
+        assert expected is not None
+        total = (expected.abs() if magnitude is None else magnitude).sum(dtype=torch.float64)
+        return total, None if same is None else (same.double() - expected.double()).square_()
+
     def _typical_errors(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Half a unit of a typical value; mean squares of what the op usually costs, by row; and shares by column."""
         values: Tensor | None = None
         by_row: list[Tensor] = []
         by_column: Tensor | None = None
         for rows in self._slices:
-            block = self._block(rows)
-            total, squares = block.magnitude.sum(), block.usual_squares()
+            total, squares = self._costs(rows)
             values = total if values is None else values + total
             if squares is not None:
                 by_row.append(squares.sum(1, keepdim=True))
@@ -403,10 +469,10 @@ class _Numbers:
         """What each element may be off by."""
         scale = torch.maximum(block.half_ulp, self._floor)
         if self._typical is not None and block.usual is not None:
-            typical = self._typical[rows]
+            typical = self._typical[rows].sqrt()
             if self._share_of_column is not None:
-                typical = typical * self._share_of_column
-            scale = torch.maximum(torch.maximum(scale, typical.sqrt()), block.usual.abs())
+                typical = typical * self._share_of_column.sqrt()
+            scale = torch.maximum(torch.maximum(scale, typical), block.usual.abs())
         if self._sensitivity is not None:
             scale = torch.maximum(scale, self._sensitivity[rows] / self._precision.limits.peak)
         return scale
@@ -431,8 +497,7 @@ class _Numbers:
             maxima = block_maxima if maxima is None else torch.maximum(maxima, block_maxima)
         assert sums is not None
         assert maxima is not None
-        found = torch.cat([sums, maxima]).tolist()
-        return _Found(*_in_order(found[: len(sums)]), *found[len(sums) :])
+        return _Found(*torch.cat([sums, maxima]).tolist())
 
     def distinct_values(self) -> float:
         """Equal values have equal rounding errors: only different ones tell something new."""
@@ -460,50 +525,40 @@ class _Numbers:
 
 
 def _sums(block: _Block, scale: Tensor, scaled: Tensor) -> Tensor:
-    """All products of two of the vectors at once, then other sums: many small reductions would take longer."""
-    vectors = [scaled, block.expected / scale, block.got, block.expected, block.error]
-    if block.usual is not None:
-        usual, cost = block.usual, block.usual / scale
+    """The first part of _Found."""
+    value, usual = block.expected / scale, block.usual
+    zero = block.error.new_zeros(1)
+    pairs = [(scaled, scaled), (scaled, value), (zero, zero), (value, value), (zero, zero), (block.got, block.got)]
+    pairs += [(block.got, block.expected), (block.expected, block.expected), (block.error, block.error), (zero, zero)]
+    if usual is not None:
+        cost = usual / scale
         if block.nonfinite is not None:
             usual, cost = torch.where(usual.isfinite(), usual, 0.0), torch.nan_to_num(cost, nan=0.0)
-        vectors += [cost, usual]
-    matrix = torch.stack([vector.reshape(-1) for vector in vectors])
-    ulps, nonzero = (block.error / block.half_ulp).abs_().sum() / 2, block.expected.count_nonzero().double()
-    others = [ulps, nonzero]
+        pairs[2], pairs[4], pairs[9] = (cost, value), (cost, cost), (usual, usual)
+    others = [(block.error / block.half_ulp).abs_().sum() / 2, block.expected.count_nonzero().double()]
     if block.blamed is not None and block.nonfinite is not None:
         others += [block.blamed.sum().double(), block.nonfinite.sum().double()]
     else:
-        others += [torch.zeros_like(ulps)] * 2
-    return torch.cat([(matrix @ matrix.t()).view(-1), torch.stack(others)])
+        others += [zero[0], zero[0]]
+    return torch.stack([*_dots(pairs), *others])
 
 
-def _in_order(sums: list[float]) -> list[float]:
-    """The first part of _Found, from what _sums has made."""
-    size = math.isqrt(len(sums) - 4)
-    products = [sums[row * size : (row + 1) * size] for row in range(size)]
-    has_usual = size == 7
-    return [
-        products[0][0],
-        products[0][1],
-        products[5][1] if has_usual else 0.0,
-        products[1][1],
-        products[5][5] if has_usual else 0.0,
-        products[2][2],
-        products[2][3],
-        products[3][3],
-        products[4][4],
-        products[6][6] if has_usual else 0.0,
-        *sums[-4:],
-    ]
+def _dots(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    return [torch.dot(left.reshape(-1), right.reshape(-1)) for left, right in pairs]
 
 
 def _maxima(block: _Block, scaled: Tensor, tolerance: Tolerance) -> Tensor:
     """The second part of _Found."""
-    error, magnitude = block.error, block.magnitude
-    relative = error / magnitude.clamp_min(1e-300)
-    each = torch.stack([scaled, error, relative, error / (2 * block.half_ulp)]).abs_()
-    excess = each[1] - tolerance.rtol * magnitude
-    return torch.cat([each.flatten(1).amax(1), excess.max().view(1)])
+    distance, magnitude = block.error.abs(), block.magnitude
+    relative = distance / magnitude.clamp_min(1e-300)
+    ulps = (distance / block.half_ulp).max() / 2
+    excess = torch.sub(distance, magnitude, alpha=tolerance.rtol).max()
+    return torch.stack([_farthest(scaled), distance.max(), relative.max(), ulps, excess])
+
+
+def _farthest(values: Tensor) -> Tensor:
+    least, most = torch.aminmax(values)
+    return torch.maximum(-least, most)
 
 
 def _or_infinite(value: float) -> float:

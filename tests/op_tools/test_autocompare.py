@@ -688,7 +688,7 @@ def test_memory_for_waiting_calls_is_limited(device, capfd):
         y.sum().backward()
         del y
         (x * 2).sum().backward()
-    assert capfd.readouterr().err.count("wait for their gradients") == 1
+    assert capfd.readouterr().err.count("wait for gradients") == 1
     backward = [row for row in rows_of() if "grad" in row["name"]]
     assert 2 <= len(backward) < 7
     assert tool.summary.ranked() == []

@@ -172,7 +172,9 @@ class OpAutoCompare(Tool):
             self._take(call, self._examiner.forward(call, seen))
         else:
             seen = state.seen(call, state.live.copied() if state.given is None else state.given)
-            seen.kept, seen.result = state.live.copied(), snapshot.host_copy(call.result)
+            # together: what the call returns may be one of its arguments
+            args, kwargs, seen.result = snapshot.host_copy((call.args, call.kwargs, call.result))
+            seen.kept = Arguments(args, kwargs)
             if self._workers is not None:
                 handed_over = self._workers.forward(call, seen, wants_gradients)
                 if handed_over is not False:
