@@ -385,6 +385,18 @@ def test_a_large_file_is_followed_by_another(device, monkeypatch):
     assert len([record for path in packs() for record in pack.read(path)]) == 400
 
 
+def test_files_can_be_read_one_by_one_also_in_the_middle_of_an_optimizers_step(device, monkeypatch):
+    monkeypatch.setattr(capture_statistics, "_MOST_SITES", 5)
+    parameter = torch.nn.Parameter(torch.randn(700, device=device))
+    optimizer = torch.optim.AdamW([parameter], foreach=True)
+    with op_tools.OpCapture(mode="statistics", ops="torch._foreach_.*", verbose=0):
+        for _ in range(4):
+            parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+    assert len(packs()) > 3
+    assert all(list(pack.read(path)) for path in packs())
+
+
 def test_shapes_that_always_change_do_not_fill_the_memory(device, monkeypatch):
     monkeypatch.setattr(capture_statistics, "_MOST_SITES", 10)
     with op_tools.OpCapture(mode="statistics", ops=NEG, verbose=0):

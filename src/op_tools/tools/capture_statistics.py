@@ -177,6 +177,7 @@ class Statistics:
 
     def _begin_next_file(self) -> None:
         self._flush()
+        self._repeats.forget()  # a file refers to records of its own only
         self._sites.clear()
         self._is_full = False
         self._writer.add(self._end_file)
