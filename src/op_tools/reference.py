@@ -15,7 +15,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools import autocasting, snapshot, trees
+from op_tools import autocasting, messages, snapshot, trees
 
 Convert = Callable[[Tensor], Tensor]
 Dtypes = Mapping[torch.dtype, torch.dtype]
@@ -237,6 +237,13 @@ def higher_on(tensors: Sequence[Tensor], wanted: Dtypes) -> Dtypes:
     device = next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
     if device is None or _has_float64(device.type):
         return wanted
+    messages.say_once(
+        "autocompare",
+        "float64",
+        device.type,
+        text=f"{device.type} has no float64: with the device as reference, 16 bits are compared with float32, and "
+        "float32 only with itself",
+    )
     return {**SINGLE, **{source: target for source, target in wanted.items() if target in _SINGLES}}
 
 

@@ -314,8 +314,11 @@ class _Worker:
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        with self._pipe, contextlib.suppress(OSError):
-            self._process.stdin.close()
+        with self._pipe:
+            with contextlib.suppress(OSError):
+                _send(self._process.stdin, pickle.dumps(None))  # the pipe's end may go unseen: forked children hold it
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
         self._thread.join()
         self._process.wait()
 

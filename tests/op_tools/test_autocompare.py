@@ -19,7 +19,9 @@ from ditorch.demo.gpt import GPT
 from ditorch.sim import faults
 from op_tools import compare, messages
 from op_tools.errors import DifferenceFound, SettingError
+from op_tools.pair import Seen
 from op_tools.reference import Arguments
+from op_tools.tolerance import Tolerances
 
 LOW = [torch.bfloat16, torch.float16]
 
@@ -291,6 +293,27 @@ def test_an_op_that_the_cpu_lacks_is_named_and_counted(device, leaky, capfd):
     printed = capfd.readouterr()
     assert printed.err.count("OpAutoCompare could not compare autocompare_test.only_here: NotImplementedError") == 1
     assert "could not be compared: autocompare_test.only_here (3 calls)" in printed.out
+
+
+# ---- tf32 ------------------------------------------------------------------------------------------------------------
+
+
+def cut_off(tensor):
+    """As matrix units read a float32 where tf32 is allowed."""
+    return (tensor.detach().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize(("allowed", "factor", "is_right"), [(True, 1, True), (False, 1, False), (True, 1.01, False)])
+def test_tf32_is_right_where_it_is_allowed(allowed, factor, is_right):
+    x, weight = torch.randn(64, 256, requires_grad=True), torch.randn(32, 256, requires_grad=True)
+    gradient = torch.randn(64, 32)
+    result = factor * (cut_off(x) @ cut_off(weight).t())
+    gradients = [factor * (cut_off(gradient) @ cut_off(weight)), factor * (cut_off(gradient).t() @ cut_off(x))]
+    seen = Seen("torch.nn.functional.linear", functional.linear, Arguments((x, weight), {}), None, result)
+    seen.is_fast = allowed
+    comparer = compare.Comparer(Tolerances(), lambda name: None)
+    for comparison in (comparer.forward(seen), comparer.backward(seen, [gradient], gradients)):
+        assert [row.is_wrong for row in comparison.rows] == [not is_right] * len(comparison.rows)
 
 
 # ---- random ops ------------------------------------------------------------------------------------------------------

@@ -363,10 +363,18 @@ def _is_fast(found: Trait | None, tensors: Iterable[Tensor]) -> bool:
         return False
     if not any(tensor.dtype is torch.float32 and tensor.is_cuda for tensor in tensors):
         return False
-    matrix = Trait.MATRIX in found and _allows_tf32(torch.backends.cuda.matmul)
-    return matrix or (Trait.CONVOLUTION in found and _allows_tf32(torch.backends.cudnn))
+    backends = [torch.backends.cuda.matmul] if Trait.MATRIX in found else []
+    if Trait.CONVOLUTION in found:
+        cudnn: Any = torch.backends.cudnn
+        backends += [cudnn, *(getattr(cudnn, part) for part in ("conv", "rnn") if hasattr(cudnn, part))]
+    return any(_allows_tf32(backend) for backend in backends)
 
 
 def _allows_tf32(backend: Any) -> bool:
     precision = getattr(backend, "fp32_precision", "none")  # torch 2.9
-    return bool(precision == "tf32") if precision in ("ieee", "tf32") else bool(backend.allow_tf32)
+    if precision in ("ieee", "tf32"):
+        return bool(precision == "tf32")
+    try:
+        return bool(getattr(backend, "allow_tf32", False))
+    except RuntimeError:  # set in the new way, and for some ops only
+        return True
