@@ -12,8 +12,9 @@ from typing import Any
 import click
 import torch
 
-from op_tools import messages, store
+from op_tools import messages
 from op_tools.errors import OpToolsError
+from op_tools.recording import store
 
 
 @click.command(name="replay")

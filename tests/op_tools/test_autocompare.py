@@ -17,11 +17,12 @@ from torch.utils.checkpoint import checkpoint
 import op_tools
 from ditorch.demo.gpt import GPT
 from ditorch.sim import faults
-from op_tools import compare, messages
+from op_tools import messages
+from op_tools.comparing import compare
+from op_tools.comparing.pair import Seen
+from op_tools.comparing.reference import Arguments
+from op_tools.comparing.tolerance import Tolerances
 from op_tools.errors import DifferenceFound, SettingError
-from op_tools.pair import Seen
-from op_tools.reference import Arguments
-from op_tools.tolerance import Tolerances
 
 LOW = [torch.bfloat16, torch.float16]
 
@@ -577,7 +578,7 @@ def test_a_full_disk_is_said_once(device, capfd, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("op_tools.examine.store.save", full)
+    monkeypatch.setattr("op_tools.comparing.examine.store.save", full)
     x = torch.randn(8, 8, device=device)
     with faults.inject("aten.mm: scale=1.01"), op_tools.OpAutoCompare() as tool:
         for _ in range(3):

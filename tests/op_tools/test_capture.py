@@ -21,9 +21,9 @@ from torch.nn import functional
 
 import op_tools
 from ditorch.demo.gpt import GPT
-from op_tools import store
 from op_tools.errors import SettingError
-from op_tools.host_memory import HostMemory
+from op_tools.recording import store
+from op_tools.recording.host_memory import HostMemory
 
 ROOT = Path("op_tools_results", "op_capture_results")
 
@@ -424,7 +424,7 @@ def test_the_writers_thread_ends_with_stop(device):
 
 
 def test_several_threads_write_where_there_are_processors(device, monkeypatch):
-    monkeypatch.setattr("op_tools.writer.os.sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr("op_tools.recording.writer.os.sched_getaffinity", lambda pid: set(range(16)))
     x = torch.ones(50_000, device=device)
     with op_tools.OpCapture(ops="torch.Tensor.mul", memory="4MB"):
         for number in range(100):
@@ -455,7 +455,7 @@ def test_a_folder_that_cannot_be_written(device, capsys):
 @pytest.mark.parametrize("mode", ["data", "statistics"])
 def test_a_full_disk_is_one_message(device, capsys, monkeypatch, mode):
     """A limit on the size of files stands for it."""
-    monkeypatch.setattr("op_tools.staging.CAPACITY", 2**14)
+    monkeypatch.setattr("op_tools.recording.staging.CAPACITY", 2**14)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     small, large = torch.ones(10, device=device), torch.ones(100_000, device=device)
     try:
@@ -559,7 +559,7 @@ def test_a_capture_runs_without_numpy(device, run_python):
         import torch
         import op_tools
         from ditorch import sim
-        from op_tools import pack, store
+        from op_tools.recording import pack, store
         if sys.argv[1] == "sim":
             sim.start()
         for mode in ("data", "statistics"):

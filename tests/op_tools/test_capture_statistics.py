@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import op_tools
-from op_tools import digest, pack, staging
 from op_tools.errors import CaptureError
+from op_tools.recording import digest, pack, staging
 from op_tools.tools import capture_statistics
 
 from .test_capture import killed
@@ -331,7 +331,7 @@ def test_an_optimizers_lists_are_digested_once(device, monkeypatch):
 
 def test_repeated_records_are_those_of_the_tensors(device):
     """Statistics beside the tensors themselves."""
-    from op_tools import store
+    from op_tools.recording import store
 
     parameters = [torch.nn.Parameter(torch.randn(size, device=device)) for size in (3, 700)]
     optimizer = torch.optim.AdamW(parameters, foreach=True)

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import op_tools
 from ditorch.demo import GPT, batches
-from op_tools import casting, kinds
 from op_tools.errors import SettingError
+from op_tools.rerouting import casting, kinds
 from op_tools.tool import Tool
 
 from . import op_samples

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from op_tools import dtypes
 from op_tools.errors import SettingError
+from op_tools.rerouting import dtypes
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import op_tools
 from ditorch.demo import GPT, batches
-from op_tools import trip
+from op_tools.rerouting import trip
 
 from . import op_samples
 
@@ -660,7 +660,7 @@ def test_lists_and_what_stays_anyway(device, monkeypatch, capsys):
 
 
 def test_every_op_that_torch_declares_a_view_is_in_the_lists():
-    from op_tools import kinds
+    from op_tools.rerouting import kinds
 
     known = kinds.VIEWS | kinds.PERHAPS_VIEWS | kinds.NO_ARITHMETIC
     names = {name for owner in (torch, torch.Tensor) for name in dir(owner) if not name.startswith("_")}

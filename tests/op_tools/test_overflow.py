@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 import op_tools
 from ditorch.demo.gpt import GPT
 from ditorch.sim import faults
-from op_tools import OpOverflowCheck, checks, finite
+from op_tools import OpOverflowCheck
 from op_tools.errors import OverflowFound, SettingError
-from op_tools.statistics import statistics
+from op_tools.overflow import checks, finite
+from op_tools.overflow.statistics import statistics
 
 from .recorder import Recorder
 

@@ -14,10 +14,11 @@ from torch.nn import functional
 
 import op_tools
 from ditorch.sim import faults
-from op_tools import run_op_from_data, store
+from op_tools import run_op_from_data
 from op_tools.errors import CaptureError, UnknownOpError
 from op_tools.lookup import torch_op
 from op_tools.offline import replay
+from op_tools.recording import store
 
 from .recorder import Recorder
 

@@ -12,8 +12,8 @@ import zipfile
 import pytest
 import torch
 
-from op_tools import encoding, files, store
 from op_tools.errors import CaptureError
+from op_tools.recording import encoding, files, store
 
 
 def saved(tmp_path, *args, part="input", **kwargs):
@@ -382,8 +382,8 @@ def test_a_file_of_torch_save_is_read_as_well(tmp_path):
 
 
 def test_equal_files_are_linked(tmp_path):
-    from op_tools.host_memory import HostMemory
-    from op_tools.snapshot import take
+    from op_tools.recording.host_memory import HostMemory
+    from op_tools.recording.snapshot import take
 
     writer = store.Files()
 
@@ -432,7 +432,7 @@ def test_the_system_may_take_less_than_it_is_offered(tmp_path, monkeypatch):
 
 def test_archives_beyond_four_gigabytes_are_readable(tmp_path):
     """With sizes that pretend: the bytes themselves would take too long."""
-    from op_tools.archive import _Zip
+    from op_tools.recording.archive import _Zip
 
     class Pretending(bytes):
         def __len__(self):

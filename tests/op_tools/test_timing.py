@@ -21,8 +21,8 @@ from torch.nn import functional
 import op_tools
 from ditorch.demo import GPT, batches
 from ditorch.sim import faults
-from op_tools import clock, ledger, signature
 from op_tools.errors import SettingError
+from op_tools.timing import clock, ledger, signature
 
 CONTRACT = [
     "name",
@@ -468,7 +468,7 @@ class TestTrace:
         assert any(name.startswith("autograd") for name in names)
 
     def test_it_ends_at_the_given_number_of_events(self, device, monkeypatch, capsys):
-        monkeypatch.setattr("op_tools.trace._KEPT", 10)
+        monkeypatch.setattr("op_tools.timing.trace._KEPT", 10)
         x = torch.ones(3, device=device)
         with op_tools.OpTimeMeasure(verbose=0, trace_events=20):
             for _ in range(100):
@@ -492,7 +492,7 @@ from pathlib import Path
 import torch
 from ditorch import sim
 import op_tools
-from op_tools import ledger, trace
+from op_tools.timing import ledger, trace
 if {device!r} == "sim":
     sim.start()
 ledger._READ_AT, trace._KEPT = 16, 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from op_tools.comparing.tolerance import Tolerances
 from op_tools.errors import SettingError
-from op_tools.tolerance import Tolerances
 
 LINEAR = "torch.nn.functional.linear"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from op_tools import traits
-from op_tools.traits import Trait
+from op_tools.comparing import traits
+from op_tools.comparing.traits import Trait
 
 from .op_samples import ops
 

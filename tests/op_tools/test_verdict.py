@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from op_tools import verdict
-from op_tools.tolerance import Tolerance
-from op_tools.verdict import LOW_SUMS, judge, judge_exact, precision_of, same_bits
+from op_tools.comparing import verdict
+from op_tools.comparing.tolerance import Tolerance
+from op_tools.comparing.verdict import LOW_SUMS, judge, judge_exact, precision_of, same_bits
 
 ANY = Tolerance(1e-3, 1e-3)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

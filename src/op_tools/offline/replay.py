@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import store, trees
-from op_tools.encoding import ForeignDevice, Unstorable
+from op_tools import trees
 from op_tools.errors import CaptureError
 from op_tools.lookup import torch_op
+from op_tools.recording import store
+from op_tools.recording.encoding import ForeignDevice, Unstorable
 from op_tools.where import RecordedWhere, Where, pretended
 
 

@@ -14,21 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import autocasting, blame, kinds, messages, paths, reference, settings, snapshot, traits, trees
+from op_tools import messages, paths, settings, trees
 from op_tools.call import OpCall
-from op_tools.compare import Comparer
-from op_tools.dtypes import read_cast_tables
+from op_tools.comparing import blame, reference, traits
+from op_tools.comparing.compare import Comparer
+from op_tools.comparing.examine import Examiner, Outcome
+from op_tools.comparing.pair import Seen
+from op_tools.comparing.reference import Arguments
+from op_tools.comparing.tolerance import Tolerances
+from op_tools.comparing.traits import Trait
+from op_tools.comparing.worker import Kept, Workers
 from op_tools.errors import DifferenceFound, SettingError
-from op_tools.examine import Examiner, Outcome
-from op_tools.finite import version_of
 from op_tools.gradients import Gradients
-from op_tools.pair import Seen
-from op_tools.reference import Arguments
+from op_tools.overflow.finite import version_of
+from op_tools.recording import snapshot
+from op_tools.rerouting import autocasting, kinds
+from op_tools.rerouting.dtypes import read_cast_tables
 from op_tools.rows import CsvFile
-from op_tools.tolerance import Tolerances
 from op_tools.tool import Tool
-from op_tools.traits import Trait
-from op_tools.worker import Kept, Workers
 
 _MOST_KNOWN = 200_000  # distinct calls that are remembered
 _SLACK = 4.0  # where only the device itself is asked, and nobody confirms what it finds

@@ -12,16 +12,17 @@ import os
 from functools import partial
 from typing import Any, Callable, Protocol, TypeVar
 
-from op_tools import files, messages, paths, settings, show, trees, unusual
+from op_tools import messages, paths, settings, show, trees, unusual
 from op_tools.call import OpCall
 from op_tools.gradients import Gradients
-from op_tools.host_memory import HostMemory
+from op_tools.recording import files
+from op_tools.recording.host_memory import HostMemory
+from op_tools.recording.snapshot import Taken, take
+from op_tools.recording.store import Content, Files
+from op_tools.recording.writer import Writer, spare_threads
 from op_tools.settings import Setting, Value
-from op_tools.snapshot import Taken, take
-from op_tools.store import Content, Files
 from op_tools.tool import Tool
 from op_tools.tools.capture_statistics import Statistics
-from op_tools.writer import Writer, spare_threads
 
 Result = TypeVar("Result")
 

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import digest, files, messages, paths, show, staging, trees
+from op_tools import messages, paths, show, trees
 from op_tools.call import OpCall
-from op_tools.digest import Sums, Weights
 from op_tools.gradients import Gradients
-from op_tools.marks import marker_of
-from op_tools.pack import Pack
-from op_tools.repeats import Repeats
-from op_tools.staging import Kind, Stage, staged_as
+from op_tools.recording import digest, files, staging
+from op_tools.recording.digest import Sums, Weights
+from op_tools.recording.marks import marker_of
+from op_tools.recording.pack import Pack
+from op_tools.recording.repeats import Repeats
+from op_tools.recording.staging import Kind, Stage, staged_as
+from op_tools.recording.writer import Writer
 from op_tools.tool import Tool, this_rank
-from op_tools.writer import Writer
 
 _LARGEST_FILE = 256 * 2**20
 _MOST_SITES = 100_000  # places in the program; shapes that change at every step would fill the memory

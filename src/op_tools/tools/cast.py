@@ -6,9 +6,9 @@
     | torch.nn.functional.linear | torch.bfloat16 -> torch.float32 |  180  |
     +----------------------------+---------------------------------+-------+
 
-Ops that only move data and ops that make numbers out of nothing are left alone: the lists are in op_tools.kinds. One
-that moves data is cast where the user's list holds its very name. Under autocast, the dtype that autocast would give an
-op is the one that is looked up, and autocast does not undo the cast.
+Ops that only move data and ops that make numbers out of nothing are left alone: the lists are in
+rerouting/kinds.py. One that moves data is cast where the user's list holds its very name. Under autocast, the dtype
+that autocast would give an op is the one that is looked up, and autocast does not undo the cast.
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ from typing import Any, Callable
 
 import torch
 
-from op_tools import kinds, messages, show, trees
+from op_tools import messages, show, trees
 from op_tools.call import OpCall
-from op_tools.casting import Cast, ForeachCast, Kind, cast_call
-from op_tools.dtypes import DEFAULT_CASTS, Casts, CastTable, CastTables, casts_text, read_cast_tables, tables_from
+from op_tools.rerouting import kinds
+from op_tools.rerouting.casting import Cast, ForeachCast, Kind, cast_call
+from op_tools.rerouting.dtypes import (
+    DEFAULT_CASTS,
+    Casts,
+    CastTable,
+    CastTables,
+    casts_text,
+    read_cast_tables,
+    tables_from,
+)
 from op_tools.tool import Tool
 
 COLUMNS = ("name", "target", "action", "config")

@@ -8,13 +8,9 @@
 
 The gradients of such an op are computed on the CPU, too. Random ops draw from the CPU's generator; where they are given
 a generator of the device, the CPU's numbers follow from that one's state. Ops that compute nothing stay on the device
-(the lists are in op_tools.kinds): a view must be a view of the device's tensor, and a copy to another device is what it
+(rerouting/kinds.py lists them): a view must be a view of the device's tensor, and a copy to another device is what it
 says. What the CPU does not have in half precision is computed in float32 there; what it does not have at all stays on
 the device, with a message.
-
-With `auto`, an op is tried on the device first and runs on the CPU only where the device does not have it. That is seen
-when the op is called: an op that the device has, but whose gradient it lacks, fails in backward, where nothing can be
-done any more. Name such an op in the list of a second OpFallback, and its gradient is the CPU's.
 """
 
 from __future__ import annotations
@@ -25,13 +21,14 @@ from typing import Any, Callable
 import torch
 from torch.autograd import forward_ad
 
-from op_tools import kinds, messages, settings, show, trees, unusual
+from op_tools import messages, settings, show, trees, unusual
 from op_tools.call import OpCall
-from op_tools.casting import cast_call
-from op_tools.dtypes import DEFAULT_CASTS
-from op_tools.elsewhere import version_of
+from op_tools.rerouting import kinds
+from op_tools.rerouting.casting import cast_call
+from op_tools.rerouting.dtypes import DEFAULT_CASTS
+from op_tools.rerouting.elsewhere import version_of
+from op_tools.rerouting.trip import Arguments, Trip
 from op_tools.tool import Tool
-from op_tools.trip import Arguments, Trip
 from op_tools.where import Where
 
 Proceed = Callable[..., Any]

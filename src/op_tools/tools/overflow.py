@@ -29,14 +29,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from op_tools import messages, paths, settings, show, store, trees, unusual
+from op_tools import messages, paths, settings, show, trees, unusual
 from op_tools.call import OpCall
-from op_tools.checks import Checks, Flow, Record, is_made, made_by, tensors_in, worse
 from op_tools.errors import OverflowFound, StopTraining
-from op_tools.findings import Finding, Findings, Tensors, finding
-from op_tools.finite import is_intact, version_of
 from op_tools.gradients import Gradients
-from op_tools.intent import Intent
+from op_tools.overflow.checks import Checks, Flow, Record, is_made, made_by, tensors_in, worse
+from op_tools.overflow.findings import Finding, Findings, Tensors, finding
+from op_tools.overflow.finite import is_intact, version_of
+from op_tools.overflow.intent import Intent
+from op_tools.recording import store
 from op_tools.tool import Tool
 
 _MOST_CALLS = 64  # whose results are looked at together

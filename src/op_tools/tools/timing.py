@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import messages, paths, settings, show, signature, trees
+from op_tools import messages, paths, settings, show, trees
 from op_tools.call import OpCall
-from op_tools.clock import Clock, clock_of
 from op_tools.errors import SettingError
 from op_tools.gradients import Gradients
-from op_tools.ledger import COLUMNS, Ledger, Span, Timing
+from op_tools.timing import signature
+from op_tools.timing.clock import Clock, clock_of
+from op_tools.timing.ledger import COLUMNS, Ledger, Span, Timing
 from op_tools.tool import Tool
 
 _DEEPEST = 200  # calls inside calls; checkpointing leaves some behind when it stops in the middle of an op

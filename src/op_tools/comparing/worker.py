@@ -27,14 +27,14 @@ from torch import Tensor
 
 from op_tools import messages, trees
 from op_tools.call import OpCall
-from op_tools.compare import Comparer, Comparison
-from op_tools.dtypes import read_cast_tables
+from op_tools.comparing.compare import Comparer, Comparison
+from op_tools.comparing.examine import Examiner, Outcome
+from op_tools.comparing.pair import Seen
+from op_tools.comparing.reference import Arguments, silence
+from op_tools.comparing.tolerance import Tolerances
 from op_tools.errors import UnknownOpError
-from op_tools.examine import Examiner, Outcome
 from op_tools.lookup import torch_op
-from op_tools.pair import Seen
-from op_tools.reference import Arguments, silence
-from op_tools.tolerance import Tolerances
+from op_tools.rerouting.dtypes import read_cast_tables
 from op_tools.where import RecordedWhere
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  a folder of our own below it
@@ -263,7 +263,7 @@ class _Worker:
 
     def __init__(self, workers: Workers, verbose: int, out: Path, count: int) -> None:
         threads = max(1, (os.cpu_count() or 1) // count)
-        start = "from op_tools.worker import main; main()"
+        start = "from op_tools.comparing.worker import main; main()"
         command = [sys.executable, "-c", start, str(verbose), str(out), str(threads)]
         self._workers = workers
         self._process = subprocess.Popen(

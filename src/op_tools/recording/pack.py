@@ -21,10 +21,10 @@ from typing import Any
 
 from torch import Tensor
 
-from op_tools.archive import bytes_at
-from op_tools.digest import SKETCH
 from op_tools.errors import CaptureError
-from op_tools.files import write_all
+from op_tools.recording.archive import bytes_at
+from op_tools.recording.digest import SKETCH
+from op_tools.recording.files import write_all
 
 _MAGIC = b"op_tools statistics 1\n"
 _BLOCK = struct.Struct("<cLL")  # kind, length, checksum

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
-from op_tools.files import Buffer
-from op_tools.snapshot import HostStorage, HostTensor
+from op_tools.recording.files import Buffer
+from op_tools.recording.snapshot import HostStorage, HostTensor
 
 FOLDER = "op_capture"  # inside the archive; our own files are known by it
 _ALIGNMENT = 64  # of a tensor's bytes in the file, as torch.save has it

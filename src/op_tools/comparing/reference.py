@@ -15,7 +15,9 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools import autocasting, messages, snapshot, trees
+from op_tools import messages, trees
+from op_tools.recording import snapshot
+from op_tools.rerouting import autocasting
 
 Convert = Callable[[Tensor], Tensor]
 Dtypes = Mapping[torch.dtype, torch.dtype]

@@ -15,7 +15,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools.clock import Clock, clock_of, stream_id
+from op_tools.timing.clock import Clock, clock_of, stream_id
 
 _PLAIN = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.float64))
 _FLOAT8 = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("float8_e"))

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from op_tools import kinds, reference, snapshot, traits, trees, verdict
-from op_tools.reference import Arguments, Run, Way
-from op_tools.traits import Trait
-from op_tools.verdict import Limits, Precision
+from op_tools import trees
+from op_tools.comparing import reference, traits, verdict
+from op_tools.comparing.reference import Arguments, Run, Way
+from op_tools.comparing.traits import Trait
+from op_tools.comparing.verdict import Limits, Precision
+from op_tools.recording import snapshot
+from op_tools.rerouting import kinds
 
 _LOW = (torch.float16, torch.bfloat16)
 _MOVES = 3  # how often the inputs are moved a little, there and back, in a second look

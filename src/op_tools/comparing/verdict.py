@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from op_tools.tolerance import Tolerance
+from op_tools.comparing.tolerance import Tolerance
 
 _BLOCK_ON_DEVICE = 2**24  # elements that are looked at together; a device is better asked seldom
 _ENOUGH = 32  # a row or column of fewer elements says nothing of its own

@@ -16,10 +16,10 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools import digest
-from op_tools.digest import Rows, Sums, Weights
-from op_tools.marks import marker_of
-from op_tools.writer import Writer
+from op_tools.recording import digest
+from op_tools.recording.digest import Rows, Sums, Weights
+from op_tools.recording.marks import marker_of
+from op_tools.recording.writer import Writer
 
 CAPACITY = 8 * 2**20  # bytes of a buffer, which a processor's cache holds
 _MOST_GROWTH = 16  # of a buffer on a device that works while the host goes on: it is best given much at once

@@ -10,9 +10,10 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools import autocasting, kinds, trees
-from op_tools.dtypes import CastTable
-from op_tools.elsewhere import StandIns, copy_together, write_together
+from op_tools import trees
+from op_tools.rerouting import autocasting, kinds
+from op_tools.rerouting.dtypes import CastTable
+from op_tools.rerouting.elsewhere import StandIns, copy_together, write_together
 
 # half as long on the way through Python as `tensor.to(dtype)`
 _METHODS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from op_tools import trees
 from op_tools.call import OpCall
-from op_tools.kinds import OVERWRITES, PERHAPS_VIEWS, VIEWS, short_name, silently_written
 from op_tools.names import is_collective
+from op_tools.rerouting.kinds import OVERWRITES, PERHAPS_VIEWS, VIEWS, short_name, silently_written
 
 Key = Union[int, str]  # an argument by position or by name
 

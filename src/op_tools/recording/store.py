@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import encoding, files, trees
-from op_tools.archive import FOLDER, Archive
+from op_tools import trees
 from op_tools.errors import CaptureError
-from op_tools.host_memory import HostMemory
-from op_tools.snapshot import HostTensor, Taken, take
+from op_tools.recording import encoding, files
+from op_tools.recording.archive import FOLDER, Archive
+from op_tools.recording.host_memory import HostMemory
+from op_tools.recording.snapshot import HostTensor, Taken, take
 
 PARTS = ("input", "output", "grad_inputs", "grad_outputs")
 _MOST_KNOWN = 4096  # files that are remembered, to find equal ones

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIST_OPS = "torch._foreach_"
 
 Origin = tuple[int, int, int]  # the record that holds its numbers: description, forward_id, number of the tensor

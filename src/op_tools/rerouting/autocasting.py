@@ -7,7 +7,7 @@ from typing import Any, Callable
 import torch
 
 from op_tools import trees
-from op_tools.kinds import words
+from op_tools.rerouting.kinds import words
 
 _BY_DEVICE = hasattr(torch, "get_autocast_dtype")  # torch 2.4
 

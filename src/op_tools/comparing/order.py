@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from op_tools import traits
-from op_tools.reference import Arguments
+from op_tools.comparing import traits
+from op_tools.comparing.reference import Arguments
 
 # where an op has its dimension among the arguments, and which one it takes if none is given
 _DIMENSIONS: dict[str, tuple[int, int | None]] = {

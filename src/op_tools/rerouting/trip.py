@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils import _device
 
-from op_tools import autocasting, kinds, trees
-from op_tools.carry import CPU, DENSE, GAPS, blank_copy, carry, layout_of
-from op_tools.casting import on_meta
-from op_tools.elsewhere import StandIns
+from op_tools import trees
+from op_tools.rerouting import autocasting, kinds
+from op_tools.rerouting.carry import CPU, DENSE, GAPS, blank_copy, carry, layout_of
+from op_tools.rerouting.casting import on_meta
+from op_tools.rerouting.elsewhere import StandIns
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

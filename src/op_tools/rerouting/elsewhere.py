@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from op_tools import trees
-from op_tools.carry import OPAQUE, layout_of, stretch_of
+from op_tools.rerouting.carry import OPAQUE, layout_of, stretch_of
 
 _MANY = 8  # tensors of an optimizer's call, which are copied in one kernel
 # copies many tensors on the device in one kernel

@@ -10,8 +10,8 @@ from typing import Any
 
 from op_tools import show
 from op_tools.call import OpCall
-from op_tools.compare import Comparison, Row
-from op_tools.verdict import EQUAL
+from op_tools.comparing.compare import Comparison, Row
+from op_tools.comparing.verdict import EQUAL
 
 _MOST_ROWS = 30  # of the summary
 # the contract's columns …

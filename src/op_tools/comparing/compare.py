@@ -13,13 +13,15 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools import chance, order, reference, snapshot, traits, trees, verdict
-from op_tools.dtypes import read_cast_tables
-from op_tools.pair import CannotCompare, Gradient, Input, Many, Output, Pair, Part, Seen, dense, end_to_end
-from op_tools.reference import Arguments, Run
-from op_tools.tolerance import Tolerance, Tolerances
-from op_tools.traits import Trait
-from op_tools.verdict import Verdict
+from op_tools import trees
+from op_tools.comparing import chance, order, reference, traits, verdict
+from op_tools.comparing.pair import CannotCompare, Gradient, Input, Many, Output, Pair, Part, Seen, dense, end_to_end
+from op_tools.comparing.reference import Arguments, Run
+from op_tools.comparing.tolerance import Tolerance, Tolerances
+from op_tools.comparing.traits import Trait
+from op_tools.comparing.verdict import Verdict
+from op_tools.recording import snapshot
+from op_tools.rerouting.dtypes import read_cast_tables
 
 
 @dataclass

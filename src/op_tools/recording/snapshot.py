@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import encoding, trees
-from op_tools.host_memory import ALIGNMENT, HostMemory, Lease
-from op_tools.marks import Marker, marker_of
+from op_tools import trees
+from op_tools.recording import encoding
+from op_tools.recording.host_memory import ALIGNMENT, HostMemory, Lease
+from op_tools.recording.marks import Marker, marker_of
 
 # A view with gaps is copied with what lies between, so that its strides stay what they are, up to so many times its
 # own size; a column of a huge matrix is not worth the matrix.

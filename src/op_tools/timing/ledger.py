@@ -9,8 +9,8 @@ from typing import Any, Callable
 
 from op_tools import rows
 from op_tools.call import OpCall
-from op_tools.clock import Clock
-from op_tools.trace import TraceFile
+from op_tools.timing.clock import Clock
+from op_tools.timing.trace import TraceFile
 
 COLUMNS = (
     "name",

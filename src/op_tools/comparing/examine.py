@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
-from op_tools import blame, messages, paths, show, snapshot, store, trees
+from op_tools import messages, paths, show, trees
 from op_tools.call import OpCall
-from op_tools.compare import Comparer, Comparison
-from op_tools.pair import Seen
+from op_tools.comparing import blame
+from op_tools.comparing.compare import Comparer, Comparison
+from op_tools.comparing.pair import Seen
+from op_tools.recording import snapshot, store
 
 _MOST_SHOWN = 8  # wrong calls of one place in the program that are shown and saved in full
 

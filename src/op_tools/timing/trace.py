@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from op_tools import messages
-from op_tools.clock import stream_id
+from op_tools.timing.clock import stream_id
 
 _KEPT = 2000  # events before they are written out
 

@@ -22,8 +22,8 @@ from torch.nn import Parameter
 
 from op_tools import trees
 from op_tools.call import OpCall
-from op_tools.finite import CHECKED, Batch, can_be_checked, is_intact, version_of
-from op_tools.intent import Intent, written_down
+from op_tools.overflow.finite import CHECKED, Batch, can_be_checked, is_intact, version_of
+from op_tools.overflow.intent import Intent, written_down
 
 _MOST_REMEMBERED = 10_000  # tensors; then those that are gone are swept out
 _MOST_UNREAD = 64  # windows; a device so far behind is waited for

@@ -8,8 +8,8 @@ from typing import Any, Callable, NamedTuple
 import torch
 from torch import Tensor
 
-from op_tools import traits
-from op_tools.traits import Trait
+from op_tools.comparing import traits
+from op_tools.comparing.traits import Trait
 
 _SIGMAS = 7.0  # a healthy generator is this far off once in 10^11 draws
 

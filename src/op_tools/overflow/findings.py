@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from op_tools import show, trees
-from op_tools.checks import Record, there
-from op_tools.finite import version_of
-from op_tools.statistics import Statistics, statistics
+from op_tools.overflow.checks import Record, there
+from op_tools.overflow.finite import version_of
+from op_tools.overflow.statistics import Statistics, statistics
 
 _MOST_ROWS = 20  # of the summary
 _ABOUT_TENSOR = ("name", "shape", "stride", "dtype", "device", "value")

@@ -1,0 +1,1 @@
+"""The first op that makes NaN or Inf out of finite numbers."""

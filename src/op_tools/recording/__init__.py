@@ -1,0 +1,1 @@
+"""Keeping what a call saw: files of tensors and of statistics, written in the background."""

@@ -1,0 +1,1 @@
+"""Time of ops: marks on the device, their sums, the trace."""
