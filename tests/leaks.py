@@ -76,7 +76,8 @@ def _device_type() -> str:
 def snapshot() -> dict[str, Any]:
     """The state of the process, to be compared with a later one."""
     # pytest names the running test in this variable
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    # libraries that are imported on first use set KMP_… for good
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_CURRENT", "KMP_"))}
     state: dict[str, Any] = {f"attribute {name}": value for name, value in _attributes().items()}
     state.update({f"hooks {name}": value for name, value in _hooks().items()})
     state.update({f"environment {name}": value for name, value in environment.items()})

@@ -3,7 +3,6 @@
     DitorchError (RuntimeError)
     ├── SettingError (ValueError)     an environment variable cannot be understood
     ├── FaultError (ValueError)       a fault cannot be understood, or cannot be installed
-    ├── NativeError                   C++ of ours cannot be built
     └── BackendError                  an accelerator cannot be used
         ├── SimulatorError            the simulated one cannot be built or started
         └── MissingOnBackendError (NotImplementedError)   a part of torch.cuda that it does not have
@@ -24,10 +23,6 @@ class SettingError(DitorchError, ValueError):
 
 class FaultError(DitorchError, ValueError):
     """A fault cannot be understood, or there is nothing to install it on."""
-
-
-class NativeError(DitorchError):
-    """C++ of ours cannot be built or does not work with this torch."""
 
 
 class BackendError(DitorchError):

@@ -97,12 +97,6 @@ CACHE: Setting[Path | None] = Setting(
 )
 
 
-def cache_folder() -> Path:
-    """DITORCH_CACHE, or `ditorch` in the user's own cache folder."""
-    users_own = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return CACHE.get() or Path(users_own, "ditorch")
-
-
 ALL: tuple[Setting[Any], ...] = (
     BACKEND,
     DISABLE_MOCK,

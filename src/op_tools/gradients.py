@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, Protocol
 import torch
 from torch import Tensor
 
-from op_tools import trees
+from op_tools import native, trees
 
 _LARGEST_SUBGRAPH = 20_000  # nodes of one op; an LSTM that the device unrolls has some hundreds
 _sequence_number: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
@@ -37,23 +37,53 @@ class Listener(Protocol):
 
     def ends(self) -> None: ...
 
-    def flowed(self, gradients: Gradients) -> None: ...
+    def received(self, inputs: list[Tensor | None], outputs: list[Tensor | None]) -> None: ...
 
 
 # for each tensor among the arguments: the node and the number of its output that made it (None for a leaf), the tensor
-Edges = list[tuple[Optional[Any], int, Tensor]]
+_Inputs = list[tuple[Optional[Any], int, Tensor]]
 
 
-def edges_of_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Edges | None:
+class Edges:
+    """Where the gradient of each input of a call goes."""
+
+    __slots__ = ("_inputs", "_since")
+
+    def __init__(self, inputs: _Inputs) -> None:
+        self._inputs = inputs
+        self._since = sequence_number()
+
+    def watch(self, result: Any, listener: Any, tells_nodes: bool, spans: tuple[Any, ...]) -> bool:
+        """Lets `listener` hear of the backward pass of the call that has just run. False where there will be none.
+
+        `tells_nodes`: of each node, too. `spans` are for the C++ helper, which times nodes by itself.
+        """
+        return _watch(self._inputs, self._since, result, listener, tells_nodes)
+
+
+def edges_in_python(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Edges | None:
     """Where each input's gradient goes. Asked for before the op runs: an in-place op gives its input a new node."""
-    edges: Edges = []
-    wanted = _note_edges(args, edges)
+    inputs: _Inputs = []
+    wanted = _note_edges(args, inputs)
     if kwargs:
-        wanted = _note_edges(kwargs.values(), edges) or wanted
-    return edges if wanted else None
+        wanted = _note_edges(kwargs.values(), inputs) or wanted
+    return Edges(inputs) if wanted else None
 
 
-def _note_edges(values: Iterable[Any], edges: Edges) -> bool:
+# this, or what the C++ helper has, and the class of its spans
+edges_of_inputs: Callable[[tuple[Any, ...], dict[str, Any]], Any] = edges_in_python
+native_span: type = type(None)
+
+
+def choose_way() -> None:
+    """With the C++ helper or without; asked when a tool starts that watches gradients."""
+    global edges_of_inputs, native_span
+    helper = native.library()
+    edges_of_inputs = edges_in_python if helper is None else helper.edges_of_inputs
+    native_span = type(None) if helper is None else helper.Span
+
+
+def _note_edges(values: Iterable[Any], edges: _Inputs) -> bool:
     wanted = False
     for value in values:
         if isinstance(value, Tensor):
@@ -75,8 +105,7 @@ def sequence_number() -> int:
     return _sequence_number() if _sequence_number is not None else -1
 
 
-def watch(edges: Edges, since: int, result: Any, listener: Listener, timed: bool) -> bool:
-    """Lets `listener` hear of the backward pass of a call that has just run. False where there will be none."""
+def _watch(edges: _Inputs, since: int, result: Any, listener: Listener, timed: bool) -> bool:
     if isinstance(result, Tensor):
         node = result.grad_fn
         if node is None:
@@ -90,7 +119,7 @@ def watch(edges: Edges, since: int, result: Any, listener: Listener, timed: bool
     return _watch_subgraph(edges, since, result, listener, timed)
 
 
-def _routes_of_one_node(node: Any, edges: Edges) -> list[tuple[int, int]] | None:
+def _routes_of_one_node(node: Any, edges: _Inputs) -> list[tuple[int, int]] | None:
     """(index among the node's gradients, position among the inputs), where the op is this one node; else None."""
     routes = []
     for index, (following, number) in enumerate(node.next_functions):
@@ -128,10 +157,10 @@ def _one_node_ran(
             so_far = flowing[position]
             # x * x: the same input twice
             flowing[position] = gradient if so_far is None or gradient is None else so_far + gradient
-        listener.flowed(Gradients(flowing, [grad_outputs[number] if number < len(grad_outputs) else None]))
+        listener.received(flowing, [grad_outputs[number] if number < len(grad_outputs) else None])
 
 
-def _watch_subgraph(edges: Edges, since: int, result: Any, listener: Listener, timed: bool) -> bool:
+def _watch_subgraph(edges: _Inputs, since: int, result: Any, listener: Listener, timed: bool) -> bool:
     outputs: list[tuple[Any, int]] = []
     nodes: list[Any] = []
     known: set[Any] = set()
@@ -242,7 +271,6 @@ class _Record:
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        gradients = Gradients(self._inputs, self._outputs)
-        inputs, outputs = self._sizes
-        self._inputs, self._outputs, self._seen = [None] * inputs, [None] * outputs, 0
-        self._listener.flowed(gradients)
+        inputs, outputs = self._inputs, self._outputs
+        self._inputs, self._outputs, self._seen = [None] * self._sizes[0], [None] * self._sizes[1], 0
+        self._listener.received(inputs, outputs)

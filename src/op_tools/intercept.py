@@ -53,6 +53,8 @@ class Session:
         self.plans: dict[Any, Plan | None] = {}
 
     def add(self, tool: Tool) -> None:
+        if tool.watches_gradients:
+            gradients.choose_way()
         self._tools.append(tool)
         self._refresh()
 
@@ -236,10 +238,8 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             return func(*args, **kwargs)
     call = OpCall(plan.name, func, args, kwargs, here(4, plan.print_stack), STEPS.current)
     edges = None
-    since = 0
     if plan.watches_gradients and torch.is_grad_enabled():
         edges = gradients.edges_of_inputs(args, kwargs)
-        since = gradients.sequence_number()
     aside = unusual.modes_aside(plan.inside_mode)
     states = _before(watchers, call) if aside is None else aside(_before, watchers, call)
     try:
@@ -257,9 +257,9 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         if not plan.announced:
             plan.announce()
     if aside is None:
-        _after(watchers, call, states, edges, since)
+        _after(watchers, call, states, edges)
     else:
-        aside(_after, watchers, call, states, edges, since)
+        aside(_after, watchers, call, states, edges)
     return result
 
 
@@ -283,21 +283,30 @@ def _failed(watchers: list[Tool], call: OpCall, states: list[Any]) -> None:
         guarded(tool, call, tool.failed, call, state)
 
 
-def _after(watchers: list[Tool], call: OpCall, states: list[Any], edges: gradients.Edges | None, since: int) -> None:
+def _after(watchers: list[Tool], call: OpCall, states: list[Any], edges: gradients.Edges | None) -> None:
     """`after` in the reverse order of `before`; then the hooks for the gradients of tools that wait for them."""
     listening = []
+    spans: tuple[Any, ...] = ()
     for index in range(len(watchers) - 1, -1, -1):
         tool = watchers[index]
         try:
             kept = tool.after(call, states[index])
-            if edges is not None and kept is not None and tool.watches_gradients:
-                listening.append((tool, kept))
         except Exception as error:  # noqa: BLE001  see above
             _report(tool, call, error)
-    if listening and edges is not None:
-        timed = any(tool.times_gradients for tool, _ in listening)
-        listener = _Listener(call.without_tensors(), listening)
-        guarded(listening[0][0], call, gradients.watch, edges, since, call.result, listener, timed)
+            continue
+        if edges is not None and kept is not None and tool.watches_gradients:
+            if type(kept) is gradients.native_span:
+                spans = (*spans, kept)
+            else:
+                listening.append((tool, kept))
+    if edges is None or not (listening or spans):
+        return
+    tells_nodes = any(tool.times_gradients for tool, _ in listening)
+    listener = _Listener(call.without_tensors(), listening) if listening else None
+    try:
+        edges.watch(call.result, listener, tells_nodes, spans)
+    except Exception as error:  # noqa: BLE001  see above
+        _report(watchers[0], call, error)
 
 
 def _changed(changers: list[Tool], call: OpCall) -> Any:
@@ -373,10 +382,11 @@ class _Listener:
             if tool.times_gradients and tool.active:
                 guarded(tool, self._call, tool.ends, self._call, state)
 
-    def flowed(self, gradients: gradients.Gradients) -> None:
+    def received(self, inputs: list[torch.Tensor | None], outputs: list[torch.Tensor | None]) -> None:
+        flowing = gradients.Gradients(inputs, outputs)
         for tool, state in self._tools:
             if tool.active:
-                guarded(tool, self._call, tool.flowed, self._call, state, gradients)
+                guarded(tool, self._call, tool.flowed, self._call, state, flowing)
 
 
 def _put_under_the_stack(mode: Mode) -> None:

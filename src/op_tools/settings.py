@@ -117,6 +117,9 @@ VERBOSE = Setting(
 MAX_CACHE_SIZE = Setting(
     "OP_TOOLS_MAX_CACHE_SIZE", 1000, _positive, "how many rows of a table are kept before they are written out"
 )
+NATIVE = Setting(
+    "OP_TOOLS_NATIVE", True, _switch, "0: do without the C++ helper, which is built once; all is slower then"
+)
 PRINT_STACK = Setting("OP_TOOLS_PRINT_STACK", False, _switch, "1: show the whole Python stack of a call, not one line")
 OUT = Setting("OP_TOOLS_OUT", Path("op_tools_results"), lambda text: Path(text).expanduser(), "the folder for results")
 STEPS: Setting[Container[int] | None] = Setting(
@@ -186,6 +189,7 @@ AUTOCOMPARE_FAIL = Setting(
 ALL: tuple[Setting[Any], ...] = (
     VERBOSE,
     MAX_CACHE_SIZE,
+    NATIVE,
     PRINT_STACK,
     OUT,
     STEPS,

@@ -21,6 +21,7 @@ from torch.nn import functional
 import op_tools
 from ditorch.demo import GPT, batches
 from ditorch.sim import faults
+from op_tools import native
 from op_tools.errors import SettingError
 from op_tools.timing import clock, ledger, signature
 
@@ -35,6 +36,21 @@ CONTRACT = [
     "grad_inputs",
     "grad_outputs",
 ]
+
+
+@pytest.fixture(autouse=True, params=["1", "0"], ids=["native", "python"])
+def way(request, monkeypatch):
+    """With the C++ helper, and without."""
+    monkeypatch.setenv("OP_TOOLS_NATIVE", request.param)
+    if request.param == "1":
+        assert native.library() is not None
+    return request.param
+
+
+@pytest.fixture
+def in_python(way):
+    if way == "1":
+        pytest.skip("looks into the clock that is written in Python")
 
 
 def tables(folder="op_tools_results"):
@@ -177,7 +193,7 @@ class TestTable:
 
 
 @pytest.fixture
-def ticking(device, monkeypatch):
+def ticking(device, monkeypatch, in_python):
     """A clock that goes on by 1 ms each time it is asked."""
     ticks = itertools.count(1)
 
@@ -228,6 +244,16 @@ class TestWhoseTime:
         assert summary["torch.exp"] == ["2", "2.000", "0.000", "2.000", "1.000", "20.0%", "ms", ""]
         assert summary["torch.Tensor.add"][:4] == ["1", "1.000", "0.000", "1.000"]
         assert summary["torch.Tensor.sum"][:4] == ["1", "1.000", "1.000", "2.000"]
+
+    def test_ops_inside_an_op_have_their_own_time(self, device, capsys):
+        x = torch.ones(3, device=device, requires_grad=True)
+        with op_tools.OpTimeMeasure(), faults.inject("aten.exp: slow=50ms", device):
+            Double.apply(x).sum().backward()
+        summary = {name: cells for name, *cells in summary_of(capsys.readouterr().out)}
+        calls, _, _, own, *_, with_inner = summary[DOUBLE]
+        assert calls == "1"
+        assert float(own) < 45 < 90 < float(with_inner)  # exp in forward and in backward
+        assert float(summary["torch.exp"][3]) > 90
 
     def test_nodes_of_one_op_that_follow_each_other_are_one_stretch(self, device, ticking):
         weight = torch.ones(4, 4, device=device, requires_grad=True)
@@ -287,7 +313,7 @@ class TestWhoseTime:
         assert used["torch.Tensor.exp"] == f"stream {streams[0].stream_id}"
         assert used["torch.Tensor.sin"] == f"stream {streams[1].stream_id}"
 
-    def test_a_device_without_events_is_timed_by_the_host(self, device, monkeypatch, capsys):
+    def test_a_device_without_events_is_timed_by_the_host(self, device, monkeypatch, capsys, in_python):
         monkeypatch.setattr(clock, "_clocks", {torch.device(device, 0): None})
         x = torch.ones(3, device=device, requires_grad=True)
         with op_tools.OpTimeMeasure():
@@ -302,7 +328,7 @@ class TestWhoseTime:
         assert float(row["backward_elasped"]) > 0
         assert {event["pid"] for event in trace()} == {os.getpid()}
 
-    def test_events_of_the_devices_own_module_will_do(self, device, monkeypatch):
+    def test_events_of_the_devices_own_module_will_do(self, device, monkeypatch, in_python):
         """An older torch, or a backend that does not know torch.Event."""
 
         def unknown(device):
@@ -317,7 +343,7 @@ class TestWhoseTime:
 
 
 @pytest.fixture
-def waits(device, monkeypatch):
+def waits(device, monkeypatch, in_python):
     """How often the host waited for the device."""
     counted = []
     module = torch.get_device_module(device)
@@ -373,7 +399,7 @@ class TestWaiting:
             assert 1 <= len(waits) - began <= 8
         assert len(table()) == 61
 
-    def test_events_are_used_again(self, device, monkeypatch):
+    def test_events_are_used_again(self, device, monkeypatch, in_python):
         monkeypatch.setattr(ledger, "_READ_AT", 8)
         monkeypatch.setattr(clock, "_clocks", {})
         x = torch.ones(3, device=device)
@@ -395,7 +421,7 @@ class TestMemory:
                 x.exp().sum().backward()
                 x.sum().item()
             assert len(table()) > 200
-            assert len(tool._ledger._entries) < 50
+            assert tool._timer.unread() < 50
             assert len(tool._ledger.rows._rows) < 10
         assert len(table()) == 400
 

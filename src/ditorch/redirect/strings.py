@@ -10,11 +10,10 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from ditorch.errors import NativeError
-from ditorch.native import NativeLibrary
 from ditorch.redirect import probe, wrappers
 from ditorch.redirect.patch import Patches
 from ditorch.settings import NATIVE_REDIRECT
+from ditorch_native import NativeError, NativeLibrary
 
 _LIBRARY = NativeLibrary(
     name="redirect",

@@ -1,4 +1,4 @@
-"""The simulated accelerator's library, built on first use (see `ditorch.native`)."""
+"""The simulated accelerator's library, built on first use (see `ditorch_native`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from ditorch.errors import NativeError, SimulatorError
-from ditorch.native import NativeLibrary, torch_release
+from ditorch.errors import SimulatorError
+from ditorch_native import NativeError, NativeLibrary, torch_release
 
 _LIBRARY = NativeLibrary(
     name="sim",

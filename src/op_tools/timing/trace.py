@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from op_tools import messages
-from op_tools.timing.clock import stream_id
 
 _KEPT = 2000  # events before they are written out
 
@@ -38,7 +37,7 @@ class TraceFile:
         self._tracks: dict[Any, str] = {}
         self._devices: dict[str, int] = {}
         self._written = 0
-        self._ended = most == 0
+        self.ended = most == 0
         self._failed = False
 
     @property
@@ -57,9 +56,9 @@ class TraceFile:
             track = self._new_track(identity, os.getpid(), "host", number, name)
         return track
 
-    def stream(self, device: str, stream: Any) -> str:
-        """The track of a device's stream; a backend with one stream only has None."""
-        key = (device, stream_id(stream))
+    def stream(self, device: str, stream: int) -> str:
+        """The track of a device's stream."""
+        key = (device, stream)
         track = self._tracks.get(key)
         if track is None:
             process = self._devices.setdefault(device, len(self._devices))
@@ -73,7 +72,7 @@ class TraceFile:
 
     def add(self, name: str, category: str, track: str, start: float, duration: float, notes: str) -> None:
         """One stretch of time, in microseconds."""
-        if not self._ended:
+        if not self.ended:
             self._lines.append(f'{_beginning(name, category, track)}{start:.3f},"dur":{duration:.3f}{notes}')
             if len(self._lines) >= _KEPT:
                 self._write()
@@ -94,12 +93,12 @@ class TraceFile:
 
     def _write(self) -> None:
         lines, self._lines = self._lines, []
-        if not lines or self._ended:
+        if not lines or self.ended:
             return
         self._append(("," if self._written else "[") + "\n" + ",\n".join(lines))
         self._written += len(lines)
         if self._written >= self._most and not self._failed:
-            self._ended = True
+            self.ended = True
             messages.complain(f"{self.path} holds {self._written} events and ends here (OP_TIME_MEASURE_TRACE_EVENTS)")
 
     def _append(self, text: str) -> None:
@@ -108,7 +107,7 @@ class TraceFile:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
-            self._ended = self._failed = True
+            self.ended = self._failed = True
             messages.complain(
                 f"{self.path} cannot be written ({error.strerror}): its events are lost, training goes on"
             )

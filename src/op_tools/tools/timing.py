@@ -15,34 +15,16 @@ except at OP_TOOLS_VERBOSE=2, which shows each call at once.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable
-from threading import get_ident
+from collections import deque
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from op_tools import messages, paths, settings, show, trees
+from op_tools import messages, native, paths, settings, show, trees
 from op_tools.call import OpCall
 from op_tools.errors import SettingError
 from op_tools.gradients import Gradients
-from op_tools.timing import signature
-from op_tools.timing.clock import Clock, clock_of
-from op_tools.timing.ledger import COLUMNS, Ledger, Span, Timing
+from op_tools.timing import signature, timer
+from op_tools.timing.ledger import COLUMNS, Ledger, Timing
 from op_tools.tool import Tool
-
-_DEEPEST = 200  # calls inside calls; checkpointing leaves some behind when it stops in the middle of an op
-
-
-class _Thread:
-    """What one thread is in the middle of."""
-
-    __slots__ = ("ended", "running")
-
-    def __init__(self) -> None:
-        self.running: list[Span] = []  # calls inside calls, the innermost last
-        self.ended: Span | None = None  # in backward: the op may have another node, which would be the next to run
 
 
 class OpTimeMeasure(Tool):
@@ -57,9 +39,8 @@ class OpTimeMeasure(Tool):
     def __init__(self, *, trace_events: int | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._trace_events = trace_events
+        self._timer: Any
         self._ledger: Ledger
-        self._threads: dict[int, _Thread] = defaultdict(_Thread)
-        self._latest_clock: Clock | None = None
         self._shown: deque[tuple[str, ...]] = deque(maxlen=0)
 
     def started(self) -> None:
@@ -68,12 +49,12 @@ class OpTimeMeasure(Tool):
         if not isinstance(events, int) or events < 0:
             raise SettingError(f"trace_events={events!r} cannot be used: it must be a whole number, 0 or above")
         self._shown = deque(maxlen=most if self.verbose == 2 else 0)
-        self._ledger = Ledger(paths.time_measure_csv(self.out), most, events, self._shown.append)
-        self._threads.clear()
+        # at level 2 each backward is shown when its gradients have flowed, which takes Python anyway
+        helper = native.library() if self.verbose < 2 else None
+        self._timer = timer.Timer() if helper is None else helper.Timer()
+        self._ledger = Ledger(self._timer, paths.time_measure_csv(self.out), most, events, self._shown.append)
 
     def stopped(self) -> None:
-        for thread in list(self._threads.values()):
-            self._hand_over(thread)
         ledger = self._ledger
         ledger.close()
         if self.verbose >= 1 and ledger.totals:
@@ -89,140 +70,56 @@ class OpTimeMeasure(Tool):
 
     def before(self, call: OpCall) -> Any:
         args, kwargs = call.args, call.kwargs
-        device = _device_among(args)
-        if device is None and kwargs:
-            device = _device_among(kwargs.values())
-        is_guess = device is None
-        if device is None:
-            clock = self._latest_clock  # an op that makes its tensors: they will be where the last ones were
-        else:
-            clock = self._latest_clock = clock_of(device)
         shown = show.inputs(call) if self.verbose == 2 else None
-        timing = Timing(call, clock, signature.of_call(args, kwargs))
-        # where the result turns out to be on the CPU, we never hear of the call again
-        return self._begin(timing, backward=False, may_vanish=is_guess), is_guess, shown
+        timing = Timing(call, signature.of_call(args, kwargs))
+        return timing, self._timer.begin(timing, args, kwargs), shown
 
     def after(self, call: OpCall, state: Any) -> Any:
         if state is None:  # `before` failed
             return None
-        span, is_guess, shown = state
-        span.finish()
-        timing, result = span.timing, call.result
-        if not is_guess:
-            self._leave(span)
-        else:
-            device = _device_among((result,))
-            if device is None or clock_of(device) is not timing.clock:
-                span.without_events()
+        timing, span, shown = state
+        result = call.result
+        will_flow = span.finish(result)
         timing.outputs = signature.of(result)
-        will_flow = torch.is_grad_enabled() and _requires_grad(result)
-        span.is_last = not will_flow
-        self._ledger.add(span)
         if shown is not None:
-            self._show_forward(call, shown, span)
-        if not will_flow:
-            return None
-        self._ledger.wait_for_gradients(timing)
-        return timing
+            self._show_forward(call, shown, timing)
+        self._ledger.call_ended(timing, will_flow)
+        return span if will_flow else None
 
     def failed(self, call: OpCall, state: Any) -> None:
         if state is not None:
-            span, is_guess, _ = state
-            span.finish()
-            span.without_events()
-            if not is_guess:
-                self._leave(span)
+            _, span, _ = state
+            span.give_up()
 
-    # -- backward, in autograd's threads ------------------------------------------------------------------------------
+    # -- backward, in autograd's threads; where the C++ helper is there, it does this by itself -----------------------
 
     def begins(self, call: OpCall, state: Any) -> None:
-        thread = self._threads[get_ident()]
-        span = thread.ended
-        if span is not None and span.timing is state:
-            # the op's next node follows its last one: one span for both costs half
-            thread.ended = None
-            thread.running.append(span)
-        else:
-            self._begin(state, backward=True)
+        self._timer.node_begins(state)
 
     def ends(self, call: OpCall, state: Any) -> None:
-        thread = self._threads[get_ident()]
-        for span in reversed(thread.running):
-            if span.timing is state and span.backward:
-                span.finish()
-                self._leave(span)
-                thread.ended = span
-                return
+        self._timer.node_ends(state)
 
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
-        for thread in list(self._threads.values()):
-            if thread.ended is not None and thread.ended.timing is state:
-                self._hand_over(thread)
+        self._timer.flowed(state, gradients.inputs, gradients.outputs)
         if self.verbose == 2:
-            self._show_backward(call, state, gradients)
-        self._ledger.gradients_flowed(state, signature.of(gradients.inputs), signature.of(gradients.outputs))
+            self._show_backward(call, state.timing, gradients)
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _begin(self, timing: Timing, backward: bool, may_vanish: bool = False) -> Span:
-        identity = get_ident()
-        thread = self._threads[identity]
-        if thread.ended is not None:
-            self._hand_over(thread)
-        running = thread.running
-        if len(running) > _DEEPEST:
-            running.clear()
-        span = Span(timing, backward, running[-1] if running else None, identity)
-        if not may_vanish:
-            running.append(span)
-        return span
-
-    def _leave(self, span: Span) -> None:
-        """Whatever is above it on the stack was given up in the middle: an error went through it."""
-        thread = self._threads[span.thread]
-        if thread.ended is not None:
-            self._hand_over(thread)
-        running = thread.running
-        while running and running.pop() is not span:
-            pass
-
-    def _hand_over(self, thread: _Thread) -> None:
-        span, thread.ended = thread.ended, None
-        if span is not None:
-            self._ledger.add(span)
-
-    def _show_forward(self, call: OpCall, inputs: show.Described, span: Span) -> None:
+    def _show_forward(self, call: OpCall, inputs: show.Described, timing: Timing) -> None:
         self._ledger.read(everything=True)
         stack = f"\n{call.where.stack}" if call.where.stack else ""
-        times = show.table(("name", "forward_id", "forward_elasped", "unit"), [_times(call, span.elapsed)])
+        times = show.table(("name", "forward_id", "forward_elasped", "unit"), [_times(call, timing.forward)])
         messages.say(f"\n\n\n{call.where.line()}{stack}\n{show.arguments_table(call, inputs)}\n{times}\n\n\n")
 
     def _show_backward(self, call: OpCall, timing: Timing, gradients: Gradients) -> None:
         self._ledger.read(everything=True)
         rows = show.argument_rows(call.name, "grad_outputs", trees.results(gradients.outputs))
         rows += show.argument_rows(call.name, "grad_inputs", trees.results(gradients.inputs))
-        elapsed = max(timing.backward, 0.0)
-        times = show.table(("name", "forward_id", "backward_elasped", "unit"), [_times(call, elapsed)])
+        times = show.table(
+            ("name", "forward_id", "backward_elasped", "unit"), [_times(call, max(timing.backward, 0.0))]
+        )
         messages.say(f"\n\n\n{show.table(show.ARGUMENT_COLUMNS, rows)}\n{times}\n\n\n")
-
-
-def _device_among(values: Iterable[Any]) -> torch.device | None:
-    """That of the first tensor that is not on the CPU."""
-    for value in values:
-        if isinstance(value, Tensor):
-            if not value.is_cpu:
-                return value.device
-        elif isinstance(value, (list, tuple)):
-            device = _device_among(value)
-            if device is not None:
-                return device
-    return None
-
-
-def _requires_grad(result: Any) -> bool:
-    if isinstance(result, Tensor):
-        return result.requires_grad
-    return any(tensor.requires_grad for tensor in trees.tensors(result))
 
 
 def _times(call: OpCall, elapsed: float) -> tuple[str, ...]:

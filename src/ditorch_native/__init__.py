@@ -1,4 +1,4 @@
-"""Builds our C++ once per torch release and keeps it.
+"""Builds our C++ once per torch release and keeps it: for ditorch and for op_tools, which know nothing of each other.
 
 The source is part of the package. It is compiled against the user's own torch on first use, tried out in a process of
 its own (a library that does not fit its torch may end the process that loads it), and only then put in its place in the
@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from dataclasses import dataclass
@@ -22,8 +23,16 @@ from pathlib import Path
 import torch
 from filelock import FileLock  # torch depends on it
 
-from ditorch.errors import NativeError
-from ditorch.settings import cache_folder
+
+class NativeError(RuntimeError):
+    """C++ of ours cannot be built or does not work with this torch."""
+
+
+def cache_folder() -> Path:
+    """DITORCH_CACHE, or `ditorch` in the user's own cache folder."""
+    users_own = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    chosen = os.environ.get("DITORCH_CACHE", "").strip()
+    return Path(chosen).expanduser() if chosen else Path(users_own, "ditorch")
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class NativeLibrary:
     main: Path  # the source file; all files beside it count as its source
     probe: str  # the module that tries it out: python -m PROBE LIBRARY
     uses_torch: bool = True  # includes torch's headers and links with it
+    uses_python: bool = False  # is a module of Python's
     quiet: bool = False  # builds in a moment: nobody needs to be told
 
     def path(self) -> Path:
@@ -59,7 +69,8 @@ class NativeLibrary:
         digest = hashlib.sha256(str(torch.version.git_version).encode())
         for file in sorted(self.main.parent.iterdir()):
             digest.update(file.read_bytes())
-        return f"torch{torch.__version__}-abi{_abi()}-{platform.machine()}-{digest.hexdigest()[:12]}"
+        python = f"-{sys.implementation.cache_tag}" if self.uses_python else ""
+        return f"torch{torch.__version__}-abi{_abi()}-{platform.machine()}{python}-{digest.hexdigest()[:12]}"
 
     def _build(self, path: Path) -> None:
         compiler = self._compiler()
@@ -95,7 +106,10 @@ class NativeLibrary:
         if torch.distributed.is_available():
             command.append("-DDITORCH_DISTRIBUTED")
         command += [f"-I{root / 'include'}", f"-I{root / 'include' / 'torch' / 'csrc' / 'api' / 'include'}"]
-        return [*command, f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+        command += [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+        if self.uses_python:
+            command += [f"-I{sysconfig.get_path('include')}", "-ltorch_python"]
+        return command
 
     def _run(self, command: list[str], complaint: str) -> None:
         search = os.pathsep.join(filter(None, sys.path))

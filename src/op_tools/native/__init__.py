@@ -1,0 +1,51 @@
+"""The C++ helper for what is done at every op call and every autograd node. Everything works without it, slower.
+
+It is built on first use, once per torch release, where there is a compiler and Python's headers. OP_TOOLS_NATIVE=0
+leaves it aside.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from ditorch_native import NativeError, NativeLibrary, torch_release
+from op_tools import messages, settings
+
+NAME = "op_tools_native"
+_OLDEST_TORCH = (2, 4)  # its events tell time
+_LIBRARY = NativeLibrary(
+    name="op_tools",
+    title="The fast path of op_tools",
+    main=Path(__file__).parent / "csrc" / "native.cpp",
+    probe="op_tools.native.probe",
+    uses_python=True,
+)
+
+
+def library() -> Any | None:
+    """The helper, built now if need be; None where it is switched off or cannot be had, which is said once."""
+    return _loaded() if settings.NATIVE.get() and torch_release() >= _OLDEST_TORCH else None
+
+
+@cache
+def _loaded() -> Any | None:
+    try:
+        return load(_LIBRARY.path())
+    except (NativeError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        messages.complain(f"the tools go on without their fast path, which is slower and no different: {reason}")
+        return None
+
+
+def load(path: Path) -> Any:
+    """The module in a file."""
+    spec = spec_from_file_location(NAME, path, loader=ExtensionFileLoader(NAME, str(path)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,157 @@
+// Arguments in words, in JSON: the same text as op_tools.timing.signature makes.
+#pragma once
+
+#include "python.h"
+
+#include <cmath>
+#include <cstdio>
+
+namespace describe {
+
+constexpr Py_ssize_t longest_list = 2;  // of tensors; an optimizer's call has hundreds
+constexpr Py_ssize_t longest_list_of_values = 64;
+
+inline void numbers(c10::IntArrayRef values, std::string& text) {
+  text += '[';
+  for (size_t index = 0; index < values.size(); ++index) {
+    if (index) text += ", ";
+    text += std::to_string(values[index]);
+  }
+  text += ']';
+}
+
+inline const char* name_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float: return "float32";
+    case c10::ScalarType::Double: return "float64";
+    case c10::ScalarType::Half: return "float16";
+    case c10::ScalarType::BFloat16: return "bfloat16";
+    case c10::ScalarType::Long: return "int64";
+    case c10::ScalarType::Int: return "int32";
+    case c10::ScalarType::Short: return "int16";
+    case c10::ScalarType::Char: return "int8";
+    case c10::ScalarType::Byte: return "uint8";
+    case c10::ScalarType::Bool: return "bool";
+    case c10::ScalarType::ComplexFloat: return "complex64";
+    case c10::ScalarType::ComplexDouble: return "complex128";
+    default: return nullptr;
+  }
+}
+
+// False where it takes Python to put it into words, here and below.
+inline bool tensor(const at::Tensor& value, std::string& text) {
+  if (!value.defined()) {
+    text += "null";
+    return true;
+  }
+  const char* dtype = name_of(value.scalar_type());
+  const auto* implementation = value.unsafeGetTensorImpl();
+  if (dtype == nullptr || value.layout() != c10::kStrided || implementation->has_symbolic_sizes_strides() ||
+      value.is_nested())
+    return false;
+  text += "{\"shape\": ";
+  numbers(value.sizes(), text);
+  text += ", \"stride\": ";
+  numbers(value.strides(), text);
+  text += ", \"dtype\": \"";
+  text += dtype;
+  text += "\"}";
+  return true;
+}
+
+inline bool quoted(PyObject* value, std::string& text) {
+  Py_ssize_t length = 0;
+  const char* letters = PyUnicode_AsUTF8AndSize(value, &length);
+  if (letters == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  for (Py_ssize_t index = 0; index < length; ++index)
+    if (static_cast<unsigned char>(letters[index]) < 0x20 || letters[index] == '"' || letters[index] == '\\' || letters[index] == 0x7f)
+      return false;
+  text += '"';
+  text.append(letters, static_cast<size_t>(length));
+  text += '"';
+  return true;
+}
+
+inline bool number(PyObject* value, std::string& text) {
+  const double number = PyFloat_AS_DOUBLE(value);
+  if (!std::isfinite(number)) return false;
+  char* letters = PyOS_double_to_string(number, 'r', 0, Py_DTSF_ADD_DOT_0, nullptr);
+  if (letters == nullptr) return false;
+  text += letters;
+  PyMem_Free(letters);
+  return true;
+}
+
+bool value(PyObject* value, std::string& text);
+
+inline bool list(PyObject* values, std::string& text, bool whole = true) {
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(values);
+  const bool of_tensors = count > 0 && python::is_tensor(PySequence_Fast_GET_ITEM(values, 0));
+  const Py_ssize_t longest = whole ? count : of_tensors ? longest_list : longest_list_of_values;
+  text += '[';
+  for (Py_ssize_t index = 0; index < std::min(count, longest); ++index) {
+    if (index) text += ", ";
+    if (!value(PySequence_Fast_GET_ITEM(values, index), text)) return false;
+  }
+  if (count > longest) text += ", \"\u2026 " + std::to_string(count) + " in all\"";
+  text += ']';
+  return true;
+}
+
+inline bool named(PyObject* values, std::string& text) {
+  if (!PyDict_Check(values)) return false;
+  PyObject *key, *part;
+  Py_ssize_t position = 0;
+  text += '{';
+  bool is_first = true;
+  while (PyDict_Next(values, &position, &key, &part)) {
+    if (!is_first) text += ", ";
+    is_first = false;
+    if (!PyUnicode_Check(key) || !quoted(key, text)) return false;
+    text += ": ";
+    if (!value(part, text)) return false;
+  }
+  text += '}';
+  return true;
+}
+
+inline bool value(PyObject* value, std::string& text) {
+  if (python::is_tensor(value)) return tensor(THPVariable_Unpack(value), text);
+  if (value == Py_None) {
+    text += "null";
+  } else if (PyBool_Check(value)) {
+    text += value == Py_True ? "true" : "false";
+  } else if (PyLong_CheckExact(value)) {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow) return false;
+    text += std::to_string(number);
+  } else if (PyFloat_CheckExact(value)) {
+    return number(value, text);
+  } else if (PyUnicode_CheckExact(value)) {
+    return quoted(value, text);
+  } else if (PyList_Check(value) || PyTuple_Check(value)) {
+    return list(value, text, false);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// The gradients of one call, in a list that is shortened like any other.
+inline std::string gradients(const std::vector<std::string>& texts) {
+  const bool of_tensors = !texts.empty() && texts[0] != "null";
+  const size_t longest = of_tensors ? longest_list : longest_list_of_values;
+  std::string text = "[";
+  for (size_t index = 0; index < std::min(texts.size(), longest); ++index) {
+    if (index) text += ", ";
+    text += texts[index];
+  }
+  if (texts.size() > longest) text += ", \"\u2026 " + std::to_string(texts.size()) + " in all\"";
+  return text + "]";
+}
+
+}  // namespace describe

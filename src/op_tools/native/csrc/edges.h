@@ -1,0 +1,359 @@
+// The gradients at the edge of one op call: what op_tools.gradients does, with hooks that need no Python.
+//
+// The nodes that an op made have sequence numbers from the time it ran; whatever they lead to beyond that is an input.
+#pragma once
+
+#include "python.h"
+
+#include "describe.h"
+#include "timer.h"
+
+#include <ATen/SequenceNumber.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <unordered_map>
+
+namespace edges {
+
+using torch::autograd::Node;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+using NodePointer = std::decay_t<decltype(std::declval<Variable>().grad_fn())>;  // torch has had two kinds
+
+constexpr size_t largest_subgraph = 20'000;  // nodes of one op; an LSTM that the device unrolls has some hundreds
+
+// Where one input's gradient goes: to the node that made it, or to the leaf itself.
+struct Input {
+  NodePointer node;
+  uint32_t number = 0;
+  const c10::TensorImpl* leaf = nullptr;
+};
+
+// What times the nodes of the op.
+struct Watch {
+  std::shared_ptr<timer::Timer> timer;
+  python::Reference timing;
+  timer::DeviceClock* clock;
+};
+
+using Route = std::pair<size_t, size_t>;  // index among the gradients of a node, position among the op's tensors
+
+// Gathers what the hooks of one op see, and hands it over when all of them have run or the pass is over.
+class Record : public std::enable_shared_from_this<Record> {
+ public:
+  Record(python::Reference listener, bool tells_nodes, std::vector<Watch> watches, size_t inputs, size_t outputs)
+      : listener_(std::move(listener)),
+        tells_nodes_(tells_nodes),
+        watches_(std::move(watches)),
+        inputs_(listener_ ? inputs : 0),
+        outputs_(listener_ ? outputs : 0),
+        texts_of_inputs_(watches_.empty() ? 0 : inputs, "null"),
+        texts_of_outputs_(watches_.empty() ? 0 : outputs, "null") {}
+
+  size_t expected = 0;
+
+  void node_begins() {
+    if (tells_nodes_) {
+      pybind11::gil_scoped_acquire lock;
+      python::call_method(listener_->get(), "begins");
+    }
+    for (auto& watch : watches_) watch.timer->node_begins(watch.timing, watch.clock);
+  }
+
+  void node_ends() {
+    for (auto watch = watches_.rbegin(); watch != watches_.rend(); ++watch) watch->timer->node_ends(watch->timing);
+    if (tells_nodes_) {
+      pybind11::gil_scoped_acquire lock;
+      python::call_method(listener_->get(), "ends");
+    }
+  }
+
+  void node_ran(const std::vector<Route>& routes, const std::vector<Route>& arrivals, const variable_list& grad_inputs,
+                const variable_list& grad_outputs) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (const auto& [index, position] : routes)
+      if (index < grad_inputs.size() && grad_inputs[index].defined()) add(position, grad_inputs[index]);
+    for (const auto& [number, slot] : arrivals) {
+      if (number >= grad_outputs.size() || !grad_outputs[number].defined()) continue;
+      if (listener_) outputs_[slot] = grad_outputs[number];
+      if (!watches_.empty()) describe_gradient(grad_outputs[number], texts_of_outputs_[slot]);
+    }
+    if (++seen_ == expected) {
+      hand_over(lock);
+    } else if (!is_waiting_) {
+      // parts of an op that are not needed for this pass never run
+      is_waiting_ = true;
+      torch::autograd::Engine::get_default_engine().queue_callback([record = shared_from_this()] { record->pass_is_over(); });
+    }
+  }
+
+ private:
+  void add(size_t position, const Variable& gradient) {
+    if (listener_) {
+      auto& so_far = inputs_[position];
+      if (!so_far.defined()) {
+        so_far = gradient;
+      } else {  // the same input twice: x * x
+        c10::impl::ExcludeDispatchKeyGuard no_modes(
+            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+        so_far = so_far.detach() + gradient.detach();
+      }
+    }
+    if (!watches_.empty()) describe_gradient(gradient, texts_of_inputs_[position]);
+  }
+
+  static void describe_gradient(const Variable& gradient, std::string& text) {
+    text.clear();
+    if (!describe::tensor(gradient, text)) text = "null";
+  }
+
+  void pass_is_over() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    is_waiting_ = false;
+    if (seen_) hand_over(lock);
+  }
+
+  void hand_over(std::unique_lock<std::mutex>& lock) {
+    variable_list inputs(inputs_.size()), outputs(outputs_.size());
+    std::vector<std::string> texts_of_inputs(texts_of_inputs_.size(), "null");
+    std::vector<std::string> texts_of_outputs(texts_of_outputs_.size(), "null");
+    inputs.swap(inputs_);
+    outputs.swap(outputs_);
+    texts_of_inputs.swap(texts_of_inputs_);
+    texts_of_outputs.swap(texts_of_outputs_);
+    seen_ = 0;
+    lock.unlock();
+    if (!watches_.empty()) {
+      const auto text_of_inputs = describe::gradients(texts_of_inputs);
+      const auto text_of_outputs = describe::gradients(texts_of_outputs);
+      for (auto& watch : watches_) watch.timer->flowed(watch.timing, text_of_inputs, text_of_outputs);
+    }
+    if (listener_) tell(inputs, outputs);
+  }
+
+  void tell(const variable_list& inputs, const variable_list& outputs) {
+    pybind11::gil_scoped_acquire lock;
+    auto as_list = [](const variable_list& tensors) {
+      auto list = pybind11::reinterpret_steal<pybind11::object>(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
+      if (!list) throw python_error();
+      for (size_t index = 0; index < tensors.size(); ++index) {
+        PyObject* wrapped = THPVariable_Wrap(tensors[index]);
+        if (wrapped == nullptr) throw python_error();
+        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(index), wrapped);
+      }
+      return list;
+    };
+    const auto first = as_list(inputs), second = as_list(outputs);
+    python::call_method(listener_->get(), "received", first.ptr(), second.ptr());
+  }
+
+  const python::Reference listener_;  // none where only time is asked for
+  const bool tells_nodes_;            // of each node
+  std::vector<Watch> watches_;
+  std::mutex mutex_;
+  variable_list inputs_, outputs_;
+  std::vector<std::string> texts_of_inputs_, texts_of_outputs_;
+  size_t seen_ = 0;
+  bool is_waiting_ = false;
+};
+
+// Compiled autograd would trace hooks of Python's; ours have no place in its graphs. torch has had both signatures.
+#define LEFT_OUT_OF_COMPILED_GRAPHS                                \
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {} \
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {}
+
+struct BeforeNode : torch::autograd::FunctionPreHook {
+  explicit BeforeNode(std::shared_ptr<Record> to) : record(std::move(to)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    record->node_begins();
+    return gradients;
+  }
+  LEFT_OUT_OF_COMPILED_GRAPHS
+  std::shared_ptr<Record> record;
+};
+
+struct AfterNode : torch::autograd::FunctionPostHook {
+  AfterNode(std::shared_ptr<Record> to, bool ends, std::vector<Route> inputs, std::vector<Route> outputs)
+      : record(std::move(to)), is_timed(ends), routes(std::move(inputs)), arrivals(std::move(outputs)) {}
+  variable_list operator()(const variable_list& grad_inputs, const variable_list& grad_outputs) override {
+    if (is_timed) record->node_ends();
+    record->node_ran(routes, arrivals, grad_inputs, grad_outputs);
+    return grad_inputs;
+  }
+  LEFT_OUT_OF_COMPILED_GRAPHS
+  std::shared_ptr<Record> record;
+  bool is_timed;
+  std::vector<Route> routes, arrivals;
+};
+
+struct EdgesObject {
+  PyObject_HEAD
+  std::vector<Input> inputs;
+  uint64_t since;
+};
+
+inline PyTypeObject* edges_type = nullptr;
+
+inline bool note(PyObject* values, std::vector<Input>& inputs) {
+  bool wanted = false;
+  python::each_tensor(values, [&](const at::Tensor& tensor) {
+    Input input;
+    if (tensor.requires_grad()) {
+      wanted = true;
+      input.node = tensor.grad_fn();
+      if (input.node != nullptr)
+        input.number = static_cast<uint32_t>(tensor.output_nr());
+      else
+        input.leaf = tensor.unsafeGetTensorImpl();
+    }
+    inputs.push_back(std::move(input));
+    return true;
+  });
+  return wanted;
+}
+
+// edges_of_inputs(args, kwargs) -> Edges or None. Before the op runs: an in-place op gives its input a new node.
+inline PyObject* of_inputs(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "edges_of_inputs(args, kwargs)");
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  std::vector<Input> inputs;
+  const bool among_args = note(arguments[0], inputs);
+  if (!(note(arguments[1], inputs) || among_args)) Py_RETURN_NONE;
+  auto* made = PyObject_New(EdgesObject, edges_type);
+  if (made == nullptr) return nullptr;
+  new (&made->inputs) std::vector<Input>(std::move(inputs));
+  made->since = at::sequence_number::peek();
+  return reinterpret_cast<PyObject*>(made);
+  END_HANDLE_TH_ERRORS
+}
+
+// The nodes of one op and where their gradients go.
+class Subgraph {
+ public:
+  Subgraph(const std::vector<Input>& inputs, uint64_t since, PyObject* result) : inputs_(inputs), since_(since) {
+    python::each_tensor(result, [&](const at::Tensor& tensor) {
+      const auto& node = tensor.grad_fn();
+      outputs_.emplace_back(node.get(), static_cast<size_t>(tensor.output_nr()));
+      // not new: the result is an input itself, or a view that was there before
+      if (node != nullptr && is_new(*node)) reach(node);
+      return true;
+    });
+  }
+
+  bool is_empty() const {
+    return nodes_.empty();
+  }
+
+  size_t outputs() const {
+    return outputs_.size();
+  }
+
+  void hook(const std::shared_ptr<Record>& record, bool timed) {
+    for (size_t found = 0; found < nodes_.size(); ++found) {
+      const auto node = nodes_[found];
+      std::vector<Route> routes, arrivals;
+      for (size_t index = 0; index < node->num_outputs(); ++index) {
+        const auto& following = node->next_edge(index);
+        if (!following.is_valid()) continue;
+        const auto position = position_of(following);
+        if (position < inputs_.size())
+          routes.emplace_back(index, position);
+        else if (nodes_.size() < largest_subgraph && is_new(*following.function))
+          reach(following.function);
+      }
+      for (size_t slot = 0; slot < outputs_.size(); ++slot)
+        if (outputs_[slot].first == node.get()) arrivals.emplace_back(outputs_[slot].second, slot);
+      if (timed) node->add_pre_hook(std::make_unique<BeforeNode>(record));
+      if (!timed && routes.empty() && arrivals.empty()) continue;
+      ++record->expected;
+      node->add_post_hook(std::make_unique<AfterNode>(record, timed, std::move(routes), std::move(arrivals)));
+    }
+  }
+
+ private:
+  // A leaf's node has the highest number there is.
+  bool is_new(const Node& node) const {
+    return node.sequence_nr() >= since_ && node.sequence_nr() < (1ULL << 63);
+  }
+
+  void reach(const NodePointer& node) {
+    if (known_.insert(node.get()).second) nodes_.push_back(node);
+  }
+
+  size_t position_of(const torch::autograd::Edge& edge) const {
+    const c10::TensorImpl* leaf = nullptr;
+    if (auto* accumulate = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get()))
+      leaf = accumulate->variable.unsafeGetTensorImpl();
+    size_t position = 0;
+    for (; position < inputs_.size(); ++position) {
+      const auto& input = inputs_[position];
+      if (input.node != nullptr ? input.node == edge.function && input.number == edge.input_nr
+                                : input.leaf != nullptr && input.leaf == leaf)
+        break;
+    }
+    return position;
+  }
+
+  const std::vector<Input>& inputs_;
+  const uint64_t since_;
+  std::vector<std::pair<const Node*, size_t>> outputs_;
+  std::vector<NodePointer> nodes_;
+  std::unordered_set<const Node*> known_;
+};
+
+// watch(result, listener or None, tells nodes, spans) -> False where there will be no backward pass
+inline PyObject* watch(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 4) {
+    PyErr_SetString(PyExc_TypeError, "watch(result, listener, tells_nodes, spans)");
+    return nullptr;
+  }
+  HANDLE_TH_ERRORS
+  auto* object = reinterpret_cast<EdgesObject*>(self);
+  Subgraph subgraph(object->inputs, object->since, arguments[0]);
+  if (subgraph.is_empty()) Py_RETURN_FALSE;
+  const bool tells_nodes = arguments[2] == Py_True;
+  std::vector<Watch> watches;
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(arguments[3]); ++index) {
+    auto* span = reinterpret_cast<timer::SpanObject*>(PyTuple_GET_ITEM(arguments[3], index));
+    watches.push_back({span->timer, span->timing, span->clock});
+  }
+  const bool timed = tells_nodes || !watches.empty();
+  auto listener = arguments[1] == Py_None ? nullptr : python::hold(arguments[1]);
+  subgraph.hook(std::make_shared<Record>(std::move(listener), tells_nodes, std::move(watches), object->inputs.size(),
+                                         subgraph.outputs()),
+                timed);
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+inline void free_edges(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  reinterpret_cast<EdgesObject*>(self)->inputs.~vector();
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+inline bool add_to(PyObject* module) {
+  static PyMethodDef methods[] = {
+      {"watch", timer::method(watch), METH_FASTCALL, "(result, listener, tells_nodes, spans) -> will gradients flow?"},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  static PyType_Slot slots[] = {
+      {Py_tp_dealloc, reinterpret_cast<void*>(free_edges)},
+      {Py_tp_methods, methods},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"op_tools_native.Edges", sizeof(EdgesObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  edges_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  if (edges_type == nullptr) return false;
+  Py_INCREF(edges_type);
+  return PyModule_AddObject(module, "Edges", reinterpret_cast<PyObject*>(edges_type)) == 0;
+}
+
+}  // namespace edges

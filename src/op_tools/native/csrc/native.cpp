@@ -1,0 +1,53 @@
+// What is asked of every op call and of every autograd node, without Python: op_tools works the same without it, slower.
+//
+// In reading order: python.h (objects of Python's, held by threads of autograd's), describe.h (arguments in words),
+// timer.h (the clock of OpTimeMeasure), edges.h (the gradients at the edge of one op call), notes.h
+// (the tensors of a call), and here the module.
+#include "python.h"
+
+#include "describe.h"
+#include "timer.h"
+
+#include "edges.h"
+#include "notes.h"
+
+namespace {
+
+PyObject* describe_call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "describe_call(args, kwargs)");
+    return nullptr;
+  }
+  std::string text = "{\"args\": ";
+  if (!describe::list(arguments[0], text)) Py_RETURN_NONE;
+  text += ", \"kwargs\": ";
+  if (!describe::named(arguments[1], text)) Py_RETURN_NONE;
+  text += '}';
+  return python::text(text);
+}
+
+PyObject* describe_value(PyObject*, PyObject* value) {
+  std::string text;
+  if (!describe::value(value, text)) Py_RETURN_NONE;
+  return python::text(text);
+}
+
+PyMethodDef functions[] = {
+    {"edges_of_inputs", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(edges::of_inputs)), METH_FASTCALL,
+     "(args, kwargs) -> Edges, or None where no gradient will flow"},
+    {"describe_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(describe_call)), METH_FASTCALL,
+     "(args, kwargs) -> their text in JSON, or None where Python has to put it into words"},
+    {"describe", describe_value, METH_O, "one value, likewise"},
+    NOTES_FUNCTIONS
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "op_tools_native", nullptr, -1, functions};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_op_tools_native() {
+  PyObject* made = PyModule_Create(&module);
+  if (made == nullptr || !edges::add_to(made) || !timer::add_to(made)) return nullptr;
+  return made;
+}

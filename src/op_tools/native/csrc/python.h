@@ -1,0 +1,89 @@
+// Python's objects, for code that runs with and without the interpreter's lock.
+#pragma once
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <memory>
+#include <string>
+
+namespace python {
+
+// An object that any thread may let go, also one of autograd's that does not hold the lock.
+class Held {
+ public:
+  explicit Held(PyObject* object) : object_(object) {
+    Py_XINCREF(object);
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
+    if (object_ == nullptr || !Py_IsInitialized()) return;
+    pybind11::gil_scoped_acquire lock;
+    Py_DECREF(object_);
+  }
+  PyObject* get() const {
+    return object_;
+  }
+
+ private:
+  PyObject* object_;
+};
+
+using Reference = std::shared_ptr<Held>;
+
+inline Reference hold(PyObject* object) {
+  return std::make_shared<Held>(object);
+}
+
+inline bool is_tensor(PyObject* value) {
+  return PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(THPVariableClass));
+}
+
+// Calls `visit` for every tensor inside lists, tuples and dictionaries, in order; it returns false to go no further.
+template <typename Visit>
+bool each_tensor(PyObject* value, const Visit& visit) {
+  if (is_tensor(value)) return visit(THPVariable_Unpack(value));
+  if (PyList_Check(value) || PyTuple_Check(value)) {
+    for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(value); ++index)
+      if (!each_tensor(PySequence_Fast_GET_ITEM(value, index), visit)) return false;
+  } else if (PyDict_Check(value)) {
+    PyObject *key, *part;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(value, &position, &key, &part))
+      if (!each_tensor(part, visit)) return false;
+  }
+  return true;
+}
+
+inline PyObject* text(const std::string& value) {
+  return PyUnicode_FromStringAndSize(value.data(), static_cast<Py_ssize_t>(value.size()));
+}
+
+// What the tools themselves compute is seen by no function mode.
+class FunctionModesAside {
+ public:
+  FunctionModesAside() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~FunctionModesAside() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(before_);
+  }
+
+ private:
+  at::impl::TorchFunctionDisabledState before_;
+};
+
+// Calls a method in a thread of autograd's. What it raises goes on to whoever called backward().
+inline void call_method(PyObject* object, const char* name, PyObject* first = nullptr, PyObject* second = nullptr) {
+  FunctionModesAside aside;
+  PyObject* result = first == nullptr ? PyObject_CallMethod(object, name, nullptr)
+                                      : PyObject_CallMethod(object, name, "OO", first, second);
+  if (result == nullptr) throw python_error();
+  Py_DECREF(result);
+}
+
+}  // namespace python

@@ -1,0 +1,45 @@
+"""Tries out the C++ helper in a process of its own, before it is put into the cache: python -m … LIBRARY."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from op_tools.native import load
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def begins(self) -> None:
+        self.heard.append("begins")
+
+    def ends(self) -> None:
+        self.heard.append("ends")
+
+    def received(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        self.heard.append((inputs[0].tolist(), outputs[0].tolist()))
+
+
+def main(library: str) -> None:
+    native = load(Path(library))
+    x = torch.ones(2, requires_grad=True)
+    timer, listener = native.Timer(), _Listener()
+    edges = native.edges_of_inputs((x, 3.0), {})
+    span = timer.begin("timing", (x, 3.0), {})
+    result = x * 3.0
+    assert span.finish(result)
+    assert edges.watch(result, listener, True, (span,))
+    result.sum().backward()
+    assert listener.heard == ["begins", "ends", ([3.0, 3.0], [1.0, 1.0])], listener.heard
+    entries = timer.take(True, True)
+    assert [entry[0] for entry in entries] == ["timing"] * 3, entries
+    assert native.describe_call((x, 3.0), {}).endswith('"dtype": "float32"}, 3.0], "kwargs": {}}')
+    assert native.edges_of_inputs((1, [torch.ones(1)]), {}) is None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
