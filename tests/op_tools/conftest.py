@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from op_tools import messages
+from op_tools import messages, native
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +16,12 @@ def _fresh(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     messages.forget()
+
+
+@pytest.fixture(params=["native", "python"])
+def way(request, monkeypatch):
+    """With the C++ helper, and without."""
+    monkeypatch.setenv("OP_TOOLS_NATIVE", str(int(request.param == "native")))
+    if request.param == "native":
+        assert native.library() is not None
+    return request.param

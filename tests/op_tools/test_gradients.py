@@ -19,6 +19,9 @@ from .recorder import Recorder
 CHUNKS = 8
 
 
+pytestmark = pytest.mark.usefixtures("way")
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_ops_gradients_are_those_of_autograd(device, chunk):
     compared, wrong = 0, []

@@ -21,6 +21,7 @@ NOT_NUMBERS = dict.fromkeys(["all", "-1", "1..2", "1-2-3"], "it must be numbers 
 CASES = {
     "OP_TOOLS_VERBOSE": (1, {"0": 0, "2": 2}, dict.fromkeys(["3", "-1", "loud"], "it must be 0, 1 or 2")),
     "OP_TOOLS_MAX_CACHE_SIZE": (1000, {"1": 1, "20000": 20000}, NOT_POSITIVE),
+    "OP_TOOLS_NATIVE": (True, {"0": False, "1": True}, NOT_A_SWITCH),
     "OP_TOOLS_PRINT_STACK": (False, SWITCH, NOT_A_SWITCH),
     "OP_TOOLS_OUT": (Path("op_tools_results"), {"/runs/a": Path("/runs/a"), "~/a": Path.home() / "a"}, {}),
     "OP_TOOLS_STEPS": (None, {}, {**NOT_NUMBERS, "5-2": "the range 5-2 runs backwards"}),

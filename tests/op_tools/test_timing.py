@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.nn import Parameter, functional
 
 import op_tools
 from ditorch.demo import GPT, batches
@@ -38,18 +38,12 @@ CONTRACT = [
 ]
 
 
-@pytest.fixture(autouse=True, params=["1", "0"], ids=["native", "python"])
-def way(request, monkeypatch):
-    """With the C++ helper, and without."""
-    monkeypatch.setenv("OP_TOOLS_NATIVE", request.param)
-    if request.param == "1":
-        assert native.library() is not None
-    return request.param
+pytestmark = pytest.mark.usefixtures("way")
 
 
 @pytest.fixture
 def in_python(way):
-    if way == "1":
+    if way == "native":
         pytest.skip("looks into the clock that is written in Python")
 
 
@@ -689,3 +683,23 @@ class TestSignature:
         nested = json.loads(signature.of(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])))
         assert (compressed["shape"], compressed["stride"]) == ([3, 3], None)
         assert (nested["shape"], nested["stride"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        (1, -2.5, 1e-7, True, None, "sum", 2**70, float("inf")),
+        (torch.ones(2, 3), torch.ones(2, 3).t(), torch.ones(()), torch.ones(0, 4, dtype=torch.bfloat16)),
+        ([torch.ones(1), torch.ones(2), torch.ones(3)], (1, 2), torch.Size((4, 5)), list(range(100))),
+        (torch.float16, slice(1, None), 'a "quote" and\nmore', "Maße", Parameter(torch.ones(1))),
+        (torch.eye(2).to_sparse(), [None, torch.ones(1)], {"a": 1}),
+    ],
+)
+def test_the_helper_puts_a_call_into_the_same_words(values):
+    """Where it does not know a value, it leaves the call to Python."""
+    helper = native.library()
+    for kwargs in ({}, {"dim": 1, "other": torch.ones(3)}):
+        assert signature.of_call(values, kwargs, helper) == signature.of_call(values, kwargs)
+    for value in values:
+        assert signature.of(value, helper) == signature.of(value)

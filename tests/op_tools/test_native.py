@@ -1,0 +1,107 @@
+"""The C++ helper. Where it cannot be had, everything works without; test_gradients and test_timing test both ways."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import op_tools
+from op_tools import native
+
+PROGRAM = """
+    import sys
+    import torch
+    from ditorch import sim
+    import op_tools
+
+    sim.start()
+    x = torch.ones(3, device="sim", requires_grad=True)
+    with op_tools.OpTimeMeasure(verbose=0), op_tools.OpObserve(verbose=0):
+        x.exp().sum().backward()
+    print(x.grad.tolist())
+"""
+
+
+def test_without_a_compiler_the_tools_go_on(run_python, tmp_path):
+    """The simulated accelerator is in the cache already; the helper is not."""
+    from ditorch.sim import build
+
+    built = build.library()
+    (tmp_path / built.name).symlink_to(built)
+    done = run_python(PROGRAM, DITORCH_CACHE=str(tmp_path), CXX="no-such-compiler")
+    assert done.stdout.splitlines()[-1] == str(torch.ones(3).exp().tolist())
+    (said,) = [line for line in done.stderr.splitlines() if "fast path" in line]
+    assert "the tools go on without their fast path, which is slower and no different" in said
+    assert "no C++ compiler was found (CXX=no-such-compiler)" in said
+    assert "Traceback" not in done.stderr
+
+
+def test_it_can_be_left_aside(run_python, tmp_path):
+    from ditorch.sim import build
+
+    built = build.library()
+    (tmp_path / built.name).symlink_to(built)
+    done = run_python(PROGRAM, DITORCH_CACHE=str(tmp_path), CXX="no-such-compiler", OP_TOOLS_NATIVE="0")
+    assert "fast path" not in done.stderr
+
+
+def test_a_hook_that_outlives_its_tool_does_nothing(device):
+    x = torch.ones(3, device=device, requires_grad=True)
+    with op_tools.OpTimeMeasure(verbose=0) as tool:
+        y = x.exp()
+    y.sum().backward()
+    assert x.grad is not None
+    assert tool._timer.unread() == 0
+
+
+def test_threads_that_run_backward_at_once(device):
+    """Each over a graph of its own, with what the hooks see counted."""
+    seen = []
+
+    class Counter(op_tools.OpObserve):
+        def flowed(self, call, state, gradients):
+            seen.append(call.name)
+
+    def work():
+        x = torch.ones(3, device=device, requires_grad=True)
+        with Counter(verbose=0), op_tools.OpTimeMeasure(verbose=0):
+            for _ in range(100):
+                (x.exp() * x).sum().backward()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 4 * 100 * 3
+
+
+def test_what_a_listener_raises_reaches_whoever_called_backward():
+    helper = native.library()
+
+    class Listener:
+        def received(self, inputs, outputs):
+            raise KeyError("from the hook")
+
+    x = torch.ones(3, requires_grad=True)
+    edges = helper.edges_of_inputs((x,), {})
+    result = x.exp()
+    edges.watch(result, Listener(), False, ())
+    with pytest.raises(KeyError, match="from the hook"):
+        result.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of its own making
+def test_compiled_autograd_leaves_the_hooks_out():
+    """Its graphs hold no hook of the helper's; the gradients are those of the plain run."""
+    compiled_autograd = pytest.importorskip("torch._dynamo.compiled_autograd")
+    enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable
+    x = torch.ones(3, requires_grad=True)
+    edges = native.library().edges_of_inputs((x,), {})
+    result = x.exp()
+    assert edges.watch(result, None, False, (native.library().Timer().begin(None, (x,), {}),))
+    with enable(lambda graph: graph):
+        result.sum().backward()
+    assert torch.equal(x.grad, x.detach().exp())
