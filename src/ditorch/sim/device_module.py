@@ -6,6 +6,7 @@ PyTorch finds it by `torch.get_device_module("sim")` and calls many of these nam
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Union
 
 import torch
@@ -242,19 +243,26 @@ class Event(torch.Event):
 
 
 def current_stream(device: DeviceLike = None) -> torch.Stream:
-    return torch.accelerator.current_stream(_index(device))
+    index = _index(device)
+    return _stream(index, torch.ops.ditorch_sim.current_stream(index))
 
 
 def default_stream(device: DeviceLike = None) -> torch.Stream:
-    return torch.Stream(stream_id=0, device_index=_index(device), device_type=_device_type_number())
+    return _stream(_index(device), 0)
 
 
+def _stream(index: int, number: int) -> torch.Stream:
+    return torch.Stream(stream_id=number, device_index=index, device_type=_device_type_number())
+
+
+@lru_cache(maxsize=1)
 def _device_type_number() -> int:
     return int(torch.Stream(device=torch.device(device_type, 0)).device_type)
 
 
 def set_stream(stream: torch.Stream) -> None:
-    torch.accelerator.set_stream(stream)
+    """The stream's device becomes the current one, too."""
+    torch.ops.ditorch_sim.set_stream(stream.device.index, stream.stream_id)
 
 
 class stream:
@@ -268,10 +276,10 @@ class stream:
     def __enter__(self) -> None:
         if self.stream is not None:
             self._previous_device = current_device()
-            self._previous = torch.accelerator.current_stream(self.stream.device)
-            torch.accelerator.set_stream(self.stream)
+            self._previous = current_stream(self.stream.device)
+            set_stream(self.stream)
 
     def __exit__(self, *_: object) -> None:
         if self._previous is not None:
-            torch.accelerator.set_stream(self._previous)  # makes the stream's device the current one, too
+            set_stream(self._previous)
             set_device(self._previous_device)

@@ -51,6 +51,11 @@ TORCH_LIBRARY(ditorch_sim, m) {
   m.def("is_used() -> bool", []() -> bool { return device_is_used; });
   m.def("current_device() -> int", []() -> int64_t { return current_device; });
   m.def("set_device(int device) -> ()", [](int64_t device) { set_current_device(device); });
+  m.def("current_stream(int device) -> int", [](int64_t device) -> int64_t { return current_stream[device]; });
+  m.def("set_stream(int device, int stream) -> ()", [](int64_t device, int64_t stream) {
+    current_stream[device] = stream;
+    set_current_device(device);
+  });
   m.def("synchronize(int device) -> ()", [](int64_t device) {
     check_device(device);
     Clock::wait_until(device_clock().busy_until(device));
