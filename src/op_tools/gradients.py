@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, Protocol
 import torch
 from torch import Tensor
 
-from op_tools import native, trees
+from op_tools import trees
 
 _LARGEST_SUBGRAPH = 20_000  # nodes of one op; an LSTM that the device unrolls has some hundreds
 _sequence_number: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
@@ -75,10 +75,9 @@ edges_of_inputs: Callable[[tuple[Any, ...], dict[str, Any]], Any] = edges_in_pyt
 native_span: type = type(None)
 
 
-def choose_way() -> None:
-    """With the C++ helper or without; asked when a tool starts that watches gradients."""
+def choose_way(helper: Any) -> None:
+    """With the C++ helper, or without (None)."""
     global edges_of_inputs, native_span
-    helper = native.library()
     edges_of_inputs = edges_in_python if helper is None else helper.edges_of_inputs
     native_span = type(None) if helper is None else helper.Span
 

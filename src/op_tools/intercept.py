@@ -15,12 +15,11 @@ from typing import Any, Callable
 import torch
 from torch.overrides import TorchFunctionMode
 
-from op_tools import autograd, bookkeeping, gradients, messages, unusual
+from op_tools import autograd, bookkeeping, gradients, messages, native, unusual, where
 from op_tools.call import OpCall
 from op_tools.errors import StopTraining
 from op_tools.names import MOVES, is_collective, is_no_op, op_name
 from op_tools.tool import STEPS, Tool
-from op_tools.where import here
 
 _local = threading.local()
 _sessions: list[Session] = []
@@ -54,7 +53,9 @@ class Session:
 
     def add(self, tool: Tool) -> None:
         if tool.watches_gradients:
-            gradients.choose_way()
+            helper = native.library()
+            gradients.choose_way(helper)
+            where.choose_way(helper)
         self._tools.append(tool)
         self._refresh()
 
@@ -236,7 +237,7 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         changers = [tool for tool in changers if _condition_holds(tool, plan.name, args, kwargs)]
         if not watchers and not changers:
             return func(*args, **kwargs)
-    call = OpCall(plan.name, func, args, kwargs, here(4, plan.print_stack), STEPS.current)
+    call = OpCall(plan.name, func, args, kwargs, where.here(4, plan.print_stack), STEPS.current)
     edges = None
     if plan.watches_gradients and torch.is_grad_enabled():
         edges = gradients.edges_of_inputs(args, kwargs)
@@ -353,13 +354,13 @@ def _report(tool: Tool, call: OpCall, error: Exception) -> None:
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
-    where = f" ({os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno})" if place is not None else ""
+    at = f" ({os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno})" if place is not None else ""
     messages.complain_once(
         "failed",
         tool.hook,
         call.name,
         text=f"{type(tool).__name__} could not deal with {call.name} (forward_id {call.id}, {call.where.line()}): "
-        f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{where}; training goes on without it",
+        f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{at}; training goes on without it",
     )
 
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch.nn import Module
@@ -127,10 +127,22 @@ def pretended(where: Where) -> Iterator[None]:
         _pretended = None
 
 
+_find_frame: Callable[[dict[str, bool], CodeType], tuple[CodeType, int, Any] | None] | None = None
+
+
+def choose_way(helper: Any) -> None:
+    """With the C++ helper, or without (None)."""
+    global _find_frame
+    _find_frame = None if helper is None else helper.find_frame
+
+
 def here(depth: int, with_stack: bool = False) -> Where:
     """The user's code that is running: the first frame above `depth` that is neither torch's nor ours."""
     if _pretended is not None:
         return _pretended
+    found = None if _find_frame is None or with_stack else _find_frame(_is_users_file, _CALLS_FORWARD)
+    if found is not None:
+        return Where(found[0], found[1], "" if found[2] is None else _path_of_module(found[2]), None)
     try:
         frame: FrameType | None = sys._getframe(depth)
     except ValueError:

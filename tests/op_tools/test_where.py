@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .recorder import Recorder
+
+pytestmark = pytest.mark.usefixtures("way")
 
 
 class Attention(nn.Module):

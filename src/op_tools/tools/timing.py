@@ -39,6 +39,7 @@ class OpTimeMeasure(Tool):
     def __init__(self, *, trace_events: int | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._trace_events = trace_events
+        self._helper: Any = None
         self._timer: Any
         self._ledger: Ledger
         self._shown: deque[tuple[str, ...]] = deque(maxlen=0)
@@ -50,8 +51,8 @@ class OpTimeMeasure(Tool):
             raise SettingError(f"trace_events={events!r} cannot be used: it must be a whole number, 0 or above")
         self._shown = deque(maxlen=most if self.verbose == 2 else 0)
         # at level 2 each backward is shown when its gradients have flowed, which takes Python anyway
-        helper = native.library() if self.verbose < 2 else None
-        self._timer = timer.Timer() if helper is None else helper.Timer()
+        self._helper = native.library() if self.verbose < 2 else None
+        self._timer = timer.Timer() if self._helper is None else self._helper.Timer()
         self._ledger = Ledger(self._timer, paths.time_measure_csv(self.out), most, events, self._shown.append)
 
     def stopped(self) -> None:
@@ -71,7 +72,7 @@ class OpTimeMeasure(Tool):
     def before(self, call: OpCall) -> Any:
         args, kwargs = call.args, call.kwargs
         shown = show.inputs(call) if self.verbose == 2 else None
-        timing = Timing(call, signature.of_call(args, kwargs))
+        timing = Timing(call, signature.of_call(args, kwargs, self._helper))
         return timing, self._timer.begin(timing, args, kwargs), shown
 
     def after(self, call: OpCall, state: Any) -> Any:
@@ -80,7 +81,7 @@ class OpTimeMeasure(Tool):
         timing, span, shown = state
         result = call.result
         will_flow = span.finish(result)
-        timing.outputs = signature.of(result)
+        timing.outputs = signature.of(result, self._helper)
         if shown is not None:
             self._show_forward(call, shown, timing)
         self._ledger.call_ended(timing, will_flow)

@@ -1,15 +1,18 @@
 // What is asked of every op call and of every autograd node, without Python: op_tools works the same without it, slower.
 //
 // In reading order: python.h (objects of Python's, held by threads of autograd's), describe.h (arguments in words),
-// timer.h (the clock of OpTimeMeasure), edges.h (the gradients at the edge of one op call), notes.h
-// (the tensors of a call), and here the module.
+// timer.h (the clock of OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h (where in the program a call is), notes.h
+// (the tensors of a call), checksum.h, and here the module.
 #include "python.h"
 
 #include "describe.h"
 #include "timer.h"
 
 #include "edges.h"
+#include "frames.h"
 #include "notes.h"
+#include "rows.h"
+#include "checksum.h"
 
 namespace {
 
@@ -38,6 +41,10 @@ PyMethodDef functions[] = {
     {"describe_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(describe_call)), METH_FASTCALL,
      "(args, kwargs) -> their text in JSON, or None where Python has to put it into words"},
     {"describe", describe_value, METH_O, "one value, likewise"},
+    {"find_frame", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(frames::find)), METH_FASTCALL,
+     "(files, calls_forward) -> (code, instruction, module) of the user's code that is running, or None"},
+    {"row_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(rows::row_key)), METH_FASTCALL,
+     "(args, kwargs) -> (what the rows of a table tell, addresses, numbers), or None where Python has to look"},
     NOTES_FUNCTIONS
     {nullptr, nullptr, 0, nullptr},
 };
@@ -48,6 +55,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "op_tools_native", nullptr, -1, fun
 
 PyMODINIT_FUNC PyInit_op_tools_native() {
   PyObject* made = PyModule_Create(&module);
-  if (made == nullptr || !edges::add_to(made) || !timer::add_to(made)) return nullptr;
+  if (made == nullptr || !edges::add_to(made) || !timer::add_to(made) || !checksum::add_to(made)) return nullptr;
   return made;
 }

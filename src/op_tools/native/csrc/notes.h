@@ -3,7 +3,7 @@
 
 #include "python.h"
 
-#include <cstring>
+#include <algorithm>
 #include <unordered_map>
 #include <vector>
 
@@ -159,15 +159,16 @@ inline PyObject* find(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// remember(memory, tensors, what find gave or None, description, forward_id)
+// remember(memory, tensors, what find gave or None, description, forward_id, how many of the first will be changed)
 inline PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Memory* memory = count == 5 ? memory_of(arguments[0]) : nullptr;
+  Memory* memory = count == 6 ? memory_of(arguments[0]) : nullptr;
   if (memory == nullptr || !PyList_Check(arguments[1])) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "remember(memory, tensors, found, description, call)");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "remember(memory, tensors, found, description, call, changed)");
     return nullptr;
   }
   const int64_t description = PyLong_AsLongLong(arguments[3]), forward_id = PyLong_AsLongLong(arguments[4]);
+  const int64_t changed = PyLong_AsLongLong(arguments[5]);
   if (PyErr_Occurred()) return nullptr;
   std::unordered_map<int64_t, Origin> origins;
   if (arguments[2] != Py_None) {
@@ -186,6 +187,8 @@ inline PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t coun
     memory->insert_or_assign(tensor.unsafeGetTensorImpl(),
                              Known{std::move(weak), static_cast<uint32_t>(tensor._version()), origin});
   }
+  for (Py_ssize_t number = 0; number < std::min<int64_t>(changed, PyList_GET_SIZE(arguments[1])); ++number)
+    memory->erase(THPVariable_Unpack(PyList_GET_ITEM(arguments[1], number)).unsafeGetTensorImpl());
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -204,4 +207,4 @@ PyCFunction fast(Function function) {
       {"forget_tensors", notes::forget, METH_O, "(memory)"},                                                   \
       {"find_tensors", notes::fast(notes::find), METH_FASTCALL, "(memory, tensors) -> (numbers, lines), or None"}, \
       {"remember_tensors", notes::fast(notes::remember), METH_FASTCALL,                                        \
-       "(memory, tensors, what find_tensors gave, description, forward_id)"},
+       "(memory, tensors, what find_tensors gave, description, forward_id, changed)"},
