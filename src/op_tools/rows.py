@@ -30,6 +30,7 @@ class CsvFile:
         self._columns = columns
         self._most = most
         self._rows: list[Sequence[Any] | str] = []
+        self._more = 0  # rows, where one of `_rows` is several
         self._lock = threading.Lock()
         self._begun = False
         self._broken = False
@@ -41,6 +42,15 @@ class CsvFile:
             if len(self._rows) >= self._most:
                 self._write()
 
+    def add_lines(self, lines: str, count: int) -> None:
+        """Some rows as they are to stand in the file, each with its end."""
+        if count:
+            with self._lock:
+                self._rows.append(lines.removesuffix("\r\n"))
+                self._more += count - 1
+                if len(self._rows) + self._more >= self._most:
+                    self._write()
+
     def close(self) -> None:
         with self._lock:
             self._write()
@@ -51,7 +61,7 @@ class CsvFile:
         return self._begun and not self._broken
 
     def _write(self) -> None:
-        rows, self._rows = self._rows, []
+        rows, self._rows, self._more = self._rows, [], 0
         if not rows or self._broken:
             return
         text = io.StringIO()

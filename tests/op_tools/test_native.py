@@ -6,9 +6,11 @@ import threading
 
 import pytest
 import torch
+from torch.nn import Parameter
 
 import op_tools
 from op_tools import native
+from op_tools.timing import signature
 
 PROGRAM = """
     import sys
@@ -53,7 +55,7 @@ def test_a_hook_that_outlives_its_tool_does_nothing(device):
         y = x.exp()
     y.sum().backward()
     assert x.grad is not None
-    assert tool._timer.unread() == 0
+    assert tool._ledger.timer.unread() == 0
 
 
 def test_threads_that_run_backward_at_once(device):
@@ -101,7 +103,29 @@ def test_compiled_autograd_leaves_the_hooks_out():
     x = torch.ones(3, requires_grad=True)
     edges = native.library().edges_of_inputs((x,), {})
     result = x.exp()
-    assert edges.watch(result, None, False, (native.library().Timer().begin(None, (x,), {}),))
+    assert edges.watch(
+        result, None, False, (native.library().Timer(None, 0, None, None).begin(1, 0, "exp", "", "", (x,), {}),)
+    )
     with enable(lambda graph: graph):
         result.sum().backward()
     assert torch.equal(x.grad, x.detach().exp())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        (1, -2.5, 1e-7, True, None, "sum", 2**70, float("inf")),
+        (torch.ones(2, 3), torch.ones(2, 3).t(), torch.ones(()), torch.ones(0, 4, dtype=torch.bfloat16)),
+        ([torch.ones(1), torch.ones(2), torch.ones(3)], (1, 2), torch.Size((4, 5)), list(range(100))),
+        (torch.float16, slice(1, None), 'a "quote" and\nmore', "Maße", Parameter(torch.ones(1))),
+        (torch.eye(2).to_sparse(), [None, torch.ones(1)], {"a": 1}),
+    ],
+)
+def test_the_helper_puts_a_call_into_the_same_words(values):
+    """Where it does not know a value, it leaves the call to Python."""
+    helper = native.library()
+    for kwargs in ({}, {"dim": 1, "other": torch.ones(3)}):
+        assert helper.describe_call(values, kwargs) in (None, signature.of_call(values, kwargs))
+    for value in values:
+        assert helper.describe(value) in (None, signature.of(value))

@@ -27,16 +27,17 @@ class _Listener:
 def main(library: str) -> None:
     native = load(Path(library))
     x = torch.ones(2, requires_grad=True)
-    timer, listener = native.Timer(), _Listener()
+    timer, listener = native.Timer(None, 0, None, None), _Listener()
     edges = native.edges_of_inputs((x, 3.0), {})
-    span = timer.begin("timing", (x, 3.0), {})
+    span = timer.begin(7, 0, "torch.Tensor.mul", "module", "line", (x, 3.0), {})
     result = x * 3.0
     assert span.finish(result)
     assert edges.watch(result, listener, True, (span,))
     result.sum().backward()
     assert listener.heard == ["begins", "ends", ([3.0, 3.0], [1.0, 1.0])], listener.heard
-    entries = timer.take(True, True)
-    assert [entry[0] for entry in entries] == ["timing"] * 3, entries
+    timer.read(True, 1000, 1000)
+    rows, count, *_ = timer.fetch()
+    assert (rows.split(",")[:2], count) == (["torch.Tensor.mul", "7"], 1), rows
     assert native.describe_call((x, 3.0), {}).endswith('"dtype": "float32"}, 3.0], "kwargs": {}}')
     assert native.edges_of_inputs((1, [torch.ones(1)]), {}) is None
 

@@ -8,6 +8,8 @@ from typing import Any, Callable
 
 from op_tools import rows
 from op_tools.call import OpCall
+from op_tools.timing import signature
+from op_tools.timing.timer import Span, Timer
 from op_tools.timing.trace import TraceFile
 
 COLUMNS = (
@@ -26,9 +28,9 @@ COLUMNS = (
     "module",
     "where",
 )
-_READ_AT = 1024  # entries; the older half of them is read then
-_MOST_UNREAD = 16 * _READ_AT  # a device so far behind is waited for
-_MOST_WAITING = 10_000  # calls whose gradients have not flowed yet
+READ_AT = 1024  # entries; the older half of them is read then
+MOST_UNREAD = 16 * READ_AT  # a device so far behind is waited for
+MOST_WAITING = 10_000  # calls whose gradients have not flowed yet
 
 
 class Timing:
@@ -67,12 +69,19 @@ class Total:
 
     __slots__ = ("all_in_all", "backward", "calls", "forward", "has_inner")
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.forward = 0.0
-        self.backward = 0.0
-        self.all_in_all = 0.0  # with the ops inside
-        self.has_inner = False
+    def __init__(
+        self,
+        calls: int = 0,
+        forward: float = 0.0,
+        backward: float = 0.0,
+        all_in_all: float = 0.0,
+        has_inner: bool = False,
+    ) -> None:
+        self.calls = calls
+        self.forward = forward
+        self.backward = backward
+        self.all_in_all = all_in_all  # with the ops inside
+        self.has_inner = has_inner
 
     @property
     def own(self) -> float:
@@ -80,30 +89,38 @@ class Total:
 
 
 class Ledger:
-    """Takes in what a timer has, now and then; one thread at a time."""
+    """Takes in what the timer has, now and then; one thread at a time."""
 
     def __init__(
-        self, timer: Any, csv: Path, most_rows: int, most_events: int, row_written: Callable[[tuple[str, ...]], None]
+        self, csv: Path, most_rows: int, most_events: int, row_written: Callable[[tuple[str, ...]], None]
     ) -> None:
         self.rows = rows.CsvFile(csv, COLUMNS, most_rows)
         self.trace = TraceFile(csv.with_suffix(".json"), most_events)
         self.totals: dict[str, Total] = {}
-        self._timer = timer
+        self.timer = Timer()
         self._row_written = row_written
-        self._until_read = _READ_AT // 3
+        self._until_read = READ_AT // 3
         self._reading = threading.Lock()
         self._waiting: dict[int, Timing] = {}
 
-    def call_ended(self, timing: Timing, will_flow: bool) -> None:
-        """Where gradients will flow, its row is not complete yet. Only so many can wait: some never flow."""
+    def begin(self, call: OpCall) -> Span:
+        """Right before the op."""
+        return self.timer.begin(Timing(call, signature.of_call(call.args, call.kwargs)), call.args, call.kwargs)
+
+    def end(self, span: Span, result: Any) -> bool:
+        """Right after the op. Will gradients flow? Then its row is not complete yet; only so many can wait."""
+        will_flow = span.finish(result)
+        timing: Timing = span.timing
+        timing.outputs = signature.of(result)
         if will_flow:
             self._waiting[timing.id] = timing
-            if len(self._waiting) > _MOST_WAITING:
+            if len(self._waiting) > MOST_WAITING:
                 self.read()  # some of their gradients may have flowed
-                self._give_up_waiting(len(self._waiting) - _MOST_WAITING * 9 // 10)
+                self._give_up_waiting(len(self._waiting) - MOST_WAITING * 9 // 10)
         self._until_read -= 1
         if self._until_read <= 0:
             self.read()
+        return will_flow
 
     def _give_up_waiting(self, count: int) -> None:
         for timing in list(self._waiting.values())[: max(count, 0)]:
@@ -113,7 +130,7 @@ class Ledger:
 
     def close(self) -> None:
         """Waits for the device and writes everything."""
-        self._timer.close()
+        self.timer.close()
         self.read(everything=True)
         self._give_up_waiting(len(self._waiting))
         self.rows.close()
@@ -124,8 +141,8 @@ class Ledger:
         if not self._reading.acquire(blocking=everything):
             return
         try:
-            unread = self._timer.unread()
-            entries = self._timer.take(everything, everything or unread >= _MOST_UNREAD)
+            unread = self.timer.unread()
+            entries = self.timer.take(everything, everything or unread >= MOST_UNREAD)
             for entry in entries:
                 if len(entry) == 3:
                     timing, inputs, outputs = entry
@@ -134,7 +151,7 @@ class Ledger:
                 else:
                     self._take_in(*entry)
             # a call makes three entries: forward, backward, and that its gradients have flowed
-            self._until_read = max(_READ_AT, unread - len(entries) + _READ_AT // 2) // 3
+            self._until_read = max(READ_AT, unread - len(entries) + READ_AT // 2) // 3
         finally:
             self._reading.release()
 

@@ -24,22 +24,16 @@ _MOST_TEXTS = 10_000
 _texts: dict[Note, str] = {}
 
 
-def of_call(args: tuple[Any, ...], kwargs: dict[str, Any], helper: Any = None) -> str:
-    """The arguments of a call; long lists are shortened. `helper`, the C++ one, knows most of them and is faster."""
-    text: str | None = None if helper is None else helper.describe_call(args, kwargs)
-    if text is not None:
-        return text
+def of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The arguments of a call; long lists are shortened. The C++ helper does the same (native/csrc/describe.h)."""
     named = _NOTHING_NAMED
     if kwargs:
         named = ("kwargs", (_DICT, *zip(kwargs, map(_noted_briefly, kwargs.values()))))
     return _in_words((_DICT, ("args", (_LIST, *map(_noted_briefly, args))), named))
 
 
-def of(value: Any, helper: Any = None) -> str:
+def of(value: Any) -> str:
     """One value, or a list of them; a long one is shortened."""
-    text: str | None = None if helper is None else helper.describe(value)
-    if text is not None:
-        return text
     return _in_words(_noted_briefly(value))
 
 

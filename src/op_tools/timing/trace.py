@@ -34,6 +34,7 @@ class TraceFile:
         self.path = path
         self._most = most
         self._lines: list[str] = []
+        self._more = 0  # events, where a line of `_lines` is several
         self._tracks: dict[Any, str] = {}
         self._devices: dict[str, int] = {}
         self._written = 0
@@ -77,6 +78,14 @@ class TraceFile:
             if len(self._lines) >= _KEPT:
                 self._write()
 
+    def add_lines(self, lines: str, count: int) -> None:
+        """Some stretches that are in words already, with commas between."""
+        if count and not self.ended:
+            self._lines.append(lines)
+            self._more += count - 1
+            if len(self._lines) + self._more >= _KEPT:
+                self._write()
+
     def close(self) -> None:
         """Writes the rest, and the end of the list."""
         self._write()
@@ -93,10 +102,11 @@ class TraceFile:
 
     def _write(self) -> None:
         lines, self._lines = self._lines, []
+        count, self._more = len(lines) + self._more, 0
         if not lines or self.ended:
             return
         self._append(("," if self._written else "[") + "\n" + ",\n".join(lines))
-        self._written += len(lines)
+        self._written += count
         if self._written >= self._most and not self._failed:
             self.ended = True
             messages.complain(f"{self.path} holds {self._written} events and ends here (OP_TIME_MEASURE_TRACE_EVENTS)")

@@ -22,8 +22,8 @@ from op_tools import messages, native, paths, settings, show, trees
 from op_tools.call import OpCall
 from op_tools.errors import SettingError
 from op_tools.gradients import Gradients
-from op_tools.timing import signature, timer
 from op_tools.timing.ledger import COLUMNS, Ledger, Timing
+from op_tools.timing.native_ledger import NativeLedger
 from op_tools.tool import Tool
 
 
@@ -39,9 +39,7 @@ class OpTimeMeasure(Tool):
     def __init__(self, *, trace_events: int | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._trace_events = trace_events
-        self._helper: Any = None
-        self._timer: Any
-        self._ledger: Ledger
+        self._ledger: Any  # Ledger or NativeLedger
         self._shown: deque[tuple[str, ...]] = deque(maxlen=0)
 
     def started(self) -> None:
@@ -50,10 +48,13 @@ class OpTimeMeasure(Tool):
         if not isinstance(events, int) or events < 0:
             raise SettingError(f"trace_events={events!r} cannot be used: it must be a whole number, 0 or above")
         self._shown = deque(maxlen=most if self.verbose == 2 else 0)
+        path = paths.time_measure_csv(self.out)
         # at level 2 each backward is shown when its gradients have flowed, which takes Python anyway
-        self._helper = native.library() if self.verbose < 2 else None
-        self._timer = timer.Timer() if self._helper is None else self._helper.Timer()
-        self._ledger = Ledger(self._timer, paths.time_measure_csv(self.out), most, events, self._shown.append)
+        helper = native.library() if self.verbose < 2 else None
+        if helper is None:
+            self._ledger = Ledger(path, most, events, self._shown.append)
+        else:
+            self._ledger = NativeLedger(helper, path, most, events)
 
     def stopped(self) -> None:
         ledger = self._ledger
@@ -70,38 +71,33 @@ class OpTimeMeasure(Tool):
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def before(self, call: OpCall) -> Any:
-        args, kwargs = call.args, call.kwargs
         shown = show.inputs(call) if self.verbose == 2 else None
-        timing = Timing(call, signature.of_call(args, kwargs, self._helper))
-        return timing, self._timer.begin(timing, args, kwargs), shown
+        return self._ledger.begin(call), shown
 
     def after(self, call: OpCall, state: Any) -> Any:
         if state is None:  # `before` failed
             return None
-        timing, span, shown = state
-        result = call.result
-        will_flow = span.finish(result)
-        timing.outputs = signature.of(result, self._helper)
+        span, shown = state
+        will_flow = self._ledger.end(span, call.result)
         if shown is not None:
-            self._show_forward(call, shown, timing)
-        self._ledger.call_ended(timing, will_flow)
+            self._show_forward(call, shown, span.timing)
         return span if will_flow else None
 
     def failed(self, call: OpCall, state: Any) -> None:
         if state is not None:
-            _, span, _ = state
+            span, _ = state
             span.give_up()
 
     # -- backward, in autograd's threads; where the C++ helper is there, it does this by itself -----------------------
 
     def begins(self, call: OpCall, state: Any) -> None:
-        self._timer.node_begins(state)
+        self._ledger.timer.node_begins(state)
 
     def ends(self, call: OpCall, state: Any) -> None:
-        self._timer.node_ends(state)
+        self._ledger.timer.node_ends(state)
 
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
-        self._timer.flowed(state, gradients.inputs, gradients.outputs)
+        self._ledger.timer.flowed(state, gradients.inputs, gradients.outputs)
         if self.verbose == 2:
             self._show_backward(call, state.timing, gradients)
 
@@ -127,7 +123,7 @@ def _times(call: OpCall, elapsed: float) -> tuple[str, ...]:
     return (call.name, str(call.id), f"{elapsed:.8f}", "ms")
 
 
-def _summary(ledger: Ledger) -> str:
+def _summary(ledger: Ledger | NativeLedger) -> str:
     """Every op, the one that took most first. The column for ops inside others is there where there are such."""
     totals = sorted(ledger.totals.items(), key=lambda item: -item[1].own)
     everything = sum(total.own for _, total in totals) or 1.0

@@ -141,6 +141,15 @@ inline bool value(PyObject* value, std::string& text) {
   return true;
 }
 
+inline bool call(PyObject* args, PyObject* kwargs, std::string& text) {
+  text = "{\"args\": ";
+  if (!list(args, text)) return false;
+  text += ", \"kwargs\": ";
+  if (!named(kwargs, text)) return false;
+  text += '}';
+  return true;
+}
+
 // The gradients of one call, in a list that is shortened like any other.
 inline std::string gradients(const std::vector<std::string>& texts) {
   const bool of_tensors = !texts.empty() && texts[0] != "null";

@@ -35,7 +35,7 @@ struct Input {
 // What times the nodes of the op.
 struct Watch {
   std::shared_ptr<timer::Timer> timer;
-  python::Reference timing;
+  std::shared_ptr<timer::Call> call;
   timer::DeviceClock* clock;
 };
 
@@ -60,11 +60,11 @@ class Record : public std::enable_shared_from_this<Record> {
       pybind11::gil_scoped_acquire lock;
       python::call_method(listener_->get(), "begins");
     }
-    for (auto& watch : watches_) watch.timer->node_begins(watch.timing, watch.clock);
+    for (auto& watch : watches_) watch.timer->node_begins(watch.call, watch.clock);
   }
 
   void node_ends() {
-    for (auto watch = watches_.rbegin(); watch != watches_.rend(); ++watch) watch->timer->node_ends(watch->timing);
+    for (auto watch = watches_.rbegin(); watch != watches_.rend(); ++watch) watch->timer->node_ends(watch->call);
     if (tells_nodes_) {
       pybind11::gil_scoped_acquire lock;
       python::call_method(listener_->get(), "ends");
@@ -129,7 +129,7 @@ class Record : public std::enable_shared_from_this<Record> {
     if (!watches_.empty()) {
       const auto text_of_inputs = describe::gradients(texts_of_inputs);
       const auto text_of_outputs = describe::gradients(texts_of_outputs);
-      for (auto& watch : watches_) watch.timer->flowed(watch.timing, text_of_inputs, text_of_outputs);
+      for (auto& watch : watches_) watch.timer->flowed(watch.call, text_of_inputs, text_of_outputs);
     }
     if (listener_) tell(inputs, outputs);
   }
@@ -321,7 +321,7 @@ inline PyObject* watch(PyObject* self, PyObject* const* arguments, Py_ssize_t co
   std::vector<Watch> watches;
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(arguments[3]); ++index) {
     auto* span = reinterpret_cast<timer::SpanObject*>(PyTuple_GET_ITEM(arguments[3], index));
-    watches.push_back({span->timer, span->timing, span->clock});
+    watches.push_back({span->timer, span->call, span->clock});
   }
   const bool timed = tells_nodes || !watches.empty();
   auto listener = arguments[1] == Py_None ? nullptr : python::hold(arguments[1]);

@@ -1,7 +1,7 @@
 // What is asked of every op call and of every autograd node, without Python: op_tools works the same without it, slower.
 //
 // In reading order: python.h (objects of Python's, held by threads of autograd's), describe.h (arguments in words),
-// timer.h (the clock of OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h (where in the program a call is), notes.h
+// book.h and timer.h (the clock of OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h (where in the program a call is), notes.h
 // (the tensors of a call), checksum.h, and here the module.
 #include "python.h"
 
@@ -21,11 +21,8 @@ PyObject* describe_call(PyObject*, PyObject* const* arguments, Py_ssize_t count)
     PyErr_SetString(PyExc_TypeError, "describe_call(args, kwargs)");
     return nullptr;
   }
-  std::string text = "{\"args\": ";
-  if (!describe::list(arguments[0], text)) Py_RETURN_NONE;
-  text += ", \"kwargs\": ";
-  if (!describe::named(arguments[1], text)) Py_RETURN_NONE;
-  text += '}';
+  std::string text;
+  if (!describe::call(arguments[0], arguments[1], text)) Py_RETURN_NONE;
   return python::text(text);
 }
 

@@ -84,7 +84,6 @@ inline PyObject* bytes(const std::string& value) {
 
 // note(args, kwargs) -> (key, tensors, addresses), or None
 inline PyObject* note(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   if (count != 2) {
     PyErr_SetString(PyExc_TypeError, "note(args, kwargs)");
     return nullptr;
@@ -92,13 +91,17 @@ inline PyObject* note(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   PyObject* tensors = PyList_New(0);
   if (tensors == nullptr) return nullptr;
   Noted noted(tensors);
-  if (!noted.add(arguments[0]) || !noted.add(arguments[1])) {
+  bool is_done = false;
+  try {
+    is_done = noted.add(arguments[0]) && noted.add(arguments[1]);
+  } catch (const std::exception&) {  // a tensor that is only a shell around others
+  }
+  if (!is_done) {
     Py_DECREF(tensors);
     PyErr_Clear();
     Py_RETURN_NONE;
   }
   return Py_BuildValue("(NNN)", bytes(noted.key), tensors, bytes(noted.addresses));
-  END_HANDLE_TH_ERRORS
 }
 
 // ---- tensors that are unchanged since they were noted ------------------------------------------------------------

@@ -1,6 +1,7 @@
 // Python's objects, for code that runs with and without the interpreter's lock.
 #pragma once
 
+#define PY_SSIZE_T_CLEAN  // lengths in Py_BuildValue
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <ATen/PythonTorchFunctionTLS.h>

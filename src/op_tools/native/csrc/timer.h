@@ -6,6 +6,9 @@
 
 #include "python.h"
 
+#include "book.h"
+#include "describe.h"
+
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -73,8 +76,14 @@ class DeviceClock {
 
   // Milliseconds between two events that the device has passed, and the host's time at the first in microseconds. The
   // device cannot have begun before the host asked it to: that shows when the two clocks have drifted apart.
-  std::pair<double, double> read(Event start, Event end, double not_before) {
-    const double elapsed = start->elapsedTime(*end), since = base_->elapsedTime(*start);
+  std::pair<double, double> read(Event start, Event end, double not_before, bool wants_moment) {
+    const double elapsed = start->elapsedTime(*end);
+    if (!wants_moment) {
+      give_back(std::move(start));
+      give_back(std::move(end));
+      return {elapsed, not_before};
+    }
+    const double since = base_->elapsedTime(*start);
     double moment = moment_of_base_ + since * 1e3;
     if (moment < not_before - drift) {
       moment_of_base_ += not_before - moment;
@@ -119,7 +128,7 @@ inline DeviceClock* clock_of(c10::Device device) {
 }
 
 struct Span {
-  python::Reference timing;  // the call that it belongs to
+  std::shared_ptr<Call> call;
   bool backward = false;
   bool is_last = false;         // nothing more will come for its call
   std::shared_ptr<Span> outer;  // that of the call which this one is inside of
@@ -160,7 +169,7 @@ struct Span {
 // A span that has ended, or the gradients of a call that have flowed.
 struct Entry {
   std::shared_ptr<Span> span;
-  python::Reference timing;
+  std::shared_ptr<Call> call;
   std::string inputs, outputs;
 };
 
@@ -177,9 +186,9 @@ class Timer {
     is_closed_ = true;
   }
 
-  std::shared_ptr<Span> begin(python::Reference timing, bool backward, DeviceClock* clock, bool may_vanish) {
+  std::shared_ptr<Span> begin(std::shared_ptr<Call> call, bool backward, DeviceClock* clock, bool may_vanish) {
     auto span = std::make_shared<Span>();
-    span->timing = std::move(timing);
+    span->call = std::move(call);
     span->backward = backward;
     span->thread = static_cast<uint64_t>(pthread_self());
     {
@@ -205,23 +214,23 @@ class Timer {
     entries_.push_back({std::move(span), nullptr, {}, {}});
   }
 
-  void node_begins(const python::Reference& timing, DeviceClock* clock) {
+  void node_begins(const std::shared_ptr<Call>& call, DeviceClock* clock) {
     if (is_closed_) return;
     const auto identity = static_cast<uint64_t>(pthread_self());
     {
       std::lock_guard<std::mutex> lock(mutex_);
       Thread& thread = threads_[identity];
-      if (thread.ended != nullptr && thread.ended->timing == timing) {
+      if (thread.ended != nullptr && thread.ended->call == call) {
         // the op's next node follows its last one: one span for both
         thread.running.push_back(std::move(thread.ended));
         thread.ended = nullptr;
         return;
       }
     }
-    begin(timing, true, clock, false);
+    begin(call, true, clock, false);
   }
 
-  void node_ends(const python::Reference& timing) {
+  void node_ends(const std::shared_ptr<Call>& call) {
     if (is_closed_) return;
     const auto identity = static_cast<uint64_t>(pthread_self());
     std::shared_ptr<Span> span;
@@ -229,7 +238,7 @@ class Timer {
       std::lock_guard<std::mutex> lock(mutex_);
       auto& running = threads_[identity].running;
       for (auto found = running.rbegin(); found != running.rend() && span == nullptr; ++found)
-        if ((*found)->timing == timing && (*found)->backward) span = *found;
+        if ((*found)->call == call && (*found)->backward) span = *found;
     }
     if (span == nullptr) return;
     span->finish();
@@ -239,12 +248,12 @@ class Timer {
     thread.ended = std::move(span);
   }
 
-  void flowed(const python::Reference& timing, std::string inputs, std::string outputs) {
+  void flowed(const std::shared_ptr<Call>& call, std::string inputs, std::string outputs) {
     if (is_closed_) return;
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& [identity, thread] : threads_)
-      if (thread.ended != nullptr && thread.ended->timing == timing) hand_over(thread);
-    entries_.push_back({nullptr, timing, std::move(inputs), std::move(outputs)});
+      if (thread.ended != nullptr && thread.ended->call == call) hand_over(thread);
+    entries_.push_back({nullptr, call, std::move(inputs), std::move(outputs)});
   }
 
   size_t unread() {
@@ -270,6 +279,11 @@ class Timer {
     return {};
   }
 
+  Timer(python::Reference trace, int64_t most_lines, python::Reference describe_call, python::Reference describe)
+      : book(std::move(trace), most_lines), describe_call(std::move(describe_call)), describe(std::move(describe)) {}
+
+  Book book;  // for one thread at a time, with Python's lock
+  const python::Reference describe_call, describe;  // in Python, for what C++ cannot put into words
   std::optional<c10::Device> latest;  // an op that makes its tensors: they will be where the last ones were
 
  private:
@@ -321,7 +335,7 @@ struct SpanObject {
   PyObject_HEAD
   std::shared_ptr<Timer> timer;
   std::shared_ptr<Span> span;
-  python::Reference timing;
+  std::shared_ptr<Call> call;
   DeviceClock* clock;
   bool is_guess;
 };
@@ -338,25 +352,48 @@ inline std::optional<c10::Device> device_among(PyObject* value) {
   return device;
 }
 
-// begin(timing, args, kwargs) -> Span
+inline std::string as_string(PyObject* value) {
+  Py_ssize_t length = 0;
+  const char* letters = PyUnicode_AsUTF8AndSize(value, &length);
+  if (letters == nullptr) throw python_error();
+  return {letters, static_cast<size_t>(length)};
+}
+
+// What C++ cannot put into words is put into words by Python.
+inline std::string described_by(const python::Reference& function, PyObject* first, PyObject* second = nullptr) {
+  auto text = pybind11::reinterpret_steal<pybind11::object>(
+      PyObject_CallFunctionObjArgs(function->get(), first, second, nullptr));
+  if (!text) throw python_error();
+  return as_string(text.ptr());
+}
+
+// begin(id, step, name, module, line, args, kwargs) -> Span
 inline PyObject* begin(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 3) {
-    PyErr_SetString(PyExc_TypeError, "begin(timing, args, kwargs)");
+  if (count != 7) {
+    PyErr_SetString(PyExc_TypeError, "begin(id, step, name, module, line, args, kwargs)");
     return nullptr;
   }
   HANDLE_TH_ERRORS
   auto& timer = reinterpret_cast<TimerObject*>(self)->timer;
-  auto device = device_among(arguments[1]);
-  if (!device) device = device_among(arguments[2]);
+  PyObject *args = arguments[5], *kwargs = arguments[6];
+  auto call = std::make_shared<Call>();
+  call->id = PyLong_AsLongLong(arguments[0]);
+  call->step = PyLong_AsLongLong(arguments[1]);
+  call->name = as_string(arguments[2]);
+  call->module = as_string(arguments[3]);
+  call->line = as_string(arguments[4]);
+  if (!describe::call(args, kwargs, call->inputs)) call->inputs = described_by(timer->describe_call, args, kwargs);
+  auto device = device_among(args);
+  if (!device) device = device_among(kwargs);
+  if (device) timer->latest = device;
   auto* made = PyObject_New(SpanObject, span_type);
   if (made == nullptr) return nullptr;
   new (&made->timer) std::shared_ptr<Timer>(timer);
   new (&made->span) std::shared_ptr<Span>();
-  new (&made->timing) python::Reference(python::hold(arguments[0]));
+  new (&made->call) std::shared_ptr<Call>(std::move(call));
   made->is_guess = !device;
-  if (device) timer->latest = device;
   made->clock = timer->latest ? clock_of(*timer->latest) : nullptr;
-  made->span = timer->begin(made->timing, false, made->clock, made->is_guess);
+  made->span = timer->begin(made->call, false, made->clock, made->is_guess);
   return reinterpret_cast<PyObject*>(made);
   END_HANDLE_TH_ERRORS
 }
@@ -380,6 +417,8 @@ inline PyObject* finish(PyObject* self, PyObject* result) {
   if (at::GradMode::is_enabled())
     python::each_tensor(result, [&](const at::Tensor& tensor) { return !(flows = tensor.requires_grad()); });
   span->is_last = !flows;
+  if (!describe::value(result, object->call->outputs)) object->call->outputs = described_by(object->timer->describe, result);
+  if (flows) object->timer->book.wait_for(object->call);
   object->timer->add(std::move(span));
   return PyBool_FromLong(flows);
   END_HANDLE_TH_ERRORS
@@ -396,53 +435,83 @@ inline PyObject* give_up(PyObject* self, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// (timing, backward, is last, thread, began µs, host ms, device or None, stream, elapsed ms, moment µs, own ms, has inner)
-inline PyObject* read_span(Span& span) {
-  const double host = static_cast<double>(span.ended - span.began) / 1e6;
-  const double began = static_cast<double>(span.began) / 1e3;
-  double elapsed = host, moment = began;
-  long long stream = 0;
-  const char* device = nullptr;  // None
+inline void read_span(Span& span, Book& book) {
+  Stretch read{span.backward, span.is_last, span.inner > 0, span.thread};
+  read.began = read.moment = static_cast<double>(span.began) / 1e3;
+  read.host = read.elapsed = static_cast<double>(span.ended - span.began) / 1e6;
+  read.device = nullptr;
   if (span.clock != nullptr) {
-    device = span.clock->name.c_str();
-    stream = span.stream->id();
-    std::tie(elapsed, moment) = span.clock->read(std::move(span.start), std::move(span.end), began);
+    read.device = &span.clock->name;
+    read.stream = span.stream->id();
+    std::tie(read.elapsed, read.moment) =
+        span.clock->read(std::move(span.start), std::move(span.end), read.began, book.wants_trace());
   }
-  if (span.outer != nullptr) span.outer->inner += elapsed;
-  const double own = std::max(elapsed - span.inner, 0.0);
-  return Py_BuildValue("(OOOKddzLdddO)", span.timing->get(), span.backward ? Py_True : Py_False,
-                       span.is_last ? Py_True : Py_False, static_cast<unsigned long long>(span.thread), began, host,
-                       device, stream, elapsed, moment, own, span.inner > 0 ? Py_True : Py_False);
+  if (span.outer != nullptr) span.outer->inner += read.elapsed;
+  span.outer = nullptr;
+  read.own = std::max(read.elapsed - span.inner, 0.0);
+  book.take_in(*span.call, read);
 }
 
-// take(everything, wait) -> spans, and (timing, inputs, outputs) for gradients that have flowed
-inline PyObject* take(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 2) {
-    PyErr_SetString(PyExc_TypeError, "take(everything, wait)");
+// read(everything, most_unread, most_waiting): takes in the older half of what there is, where the device has passed it;
+// or everything. A device that is behind by more than `most_unread` is waited for; no more than `most_waiting` calls go
+// on waiting for their gradients.
+inline PyObject* read(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "read(everything, most_unread, most_waiting)");
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  std::vector<Entry> entries;
   auto timer = reinterpret_cast<TimerObject*>(self)->timer;
+  const bool all = arguments[0] == Py_True;
+  const size_t most_unread = PyLong_AsSize_t(arguments[1]), most_waiting = PyLong_AsSize_t(arguments[2]);
+  std::vector<Entry> entries;
   {
     pybind11::gil_scoped_release unlocked;  // the device may be waited for
-    entries = timer->take(arguments[0] == Py_True, arguments[1] == Py_True);
+    entries = timer->take(all, all || timer->unread() >= most_unread);
   }
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(entries.size()));
-  if (list == nullptr) return nullptr;
-  for (size_t index = 0; index < entries.size(); ++index) {
-    auto& entry = entries[index];
-    PyObject* item = entry.span != nullptr ? read_span(*entry.span)
-                                           : Py_BuildValue("(ONN)", entry.timing->get(), python::text(entry.inputs),
-                                                           python::text(entry.outputs));
-    if (item == nullptr) {
-      Py_DECREF(list);
+  for (auto& entry : entries) {
+    if (entry.span != nullptr)
+      read_span(*entry.span, timer->book);
+    else
+      timer->book.flowed(*entry.call, entry.inputs, entry.outputs);
+  }
+  timer->book.give_up_waiting(all ? 0 : most_waiting);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// fetch() -> (rows, how many, lines of the trace, how many), since it was asked last
+inline PyObject* fetch(PyObject* self, PyObject*) {
+  Book& book = reinterpret_cast<TimerObject*>(self)->timer->book;
+  PyObject* fetched = Py_BuildValue("(s#Ls#L)", book.rows.data(), static_cast<Py_ssize_t>(book.rows.size()),
+                                    static_cast<long long>(book.count_of_rows), book.lines.data(),
+                                    static_cast<Py_ssize_t>(book.lines.size()),
+                                    static_cast<long long>(book.count_of_lines));
+  book.rows.clear();
+  book.lines.clear();
+  book.count_of_rows = book.count_of_lines = 0;
+  return fetched;
+}
+
+// totals() -> {name: (calls, forward, backward, all in all, has inner)}
+inline PyObject* totals(PyObject* self, PyObject*) {
+  PyObject* found = PyDict_New();
+  if (found == nullptr) return nullptr;
+  for (const auto& [name, total] : reinterpret_cast<TimerObject*>(self)->timer->book.totals) {
+    PyObject* sums = Py_BuildValue("(LdddO)", static_cast<long long>(total.calls), total.forward, total.backward,
+                                   total.all_in_all, total.has_inner ? Py_True : Py_False);
+    if (sums == nullptr || PyDict_SetItemString(found, name.c_str(), sums) != 0) {
+      Py_XDECREF(sums);
+      Py_DECREF(found);
       return nullptr;
     }
-    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(index), item);
+    Py_DECREF(sums);
   }
-  return list;
-  END_HANDLE_TH_ERRORS
+  return found;
+}
+
+inline PyObject* waiting(PyObject* self, PyObject*) {
+  return PyLong_FromSize_t(reinterpret_cast<TimerObject*>(self)->timer->book.waiting());
 }
 
 inline PyObject* unread(PyObject* self, PyObject*) {
@@ -454,9 +523,15 @@ inline PyObject* close(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-inline PyObject* make_timer(PyTypeObject* type, PyObject*, PyObject*) {
+// Timer(trace, most_lines, describe_call, describe)
+inline PyObject* make_timer(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject *trace, *describe_call, *describe;
+  long long most_lines;
+  if (!PyArg_ParseTuple(arguments, "OLOO", &trace, &most_lines, &describe_call, &describe)) return nullptr;
   PyObject* made = type->tp_alloc(type, 0);
-  if (made != nullptr) new (&reinterpret_cast<TimerObject*>(made)->timer) std::shared_ptr<Timer>(std::make_shared<Timer>());
+  if (made != nullptr)
+    new (&reinterpret_cast<TimerObject*>(made)->timer) std::shared_ptr<Timer>(std::make_shared<Timer>(
+        python::hold(trace), most_lines, python::hold(describe_call), python::hold(describe)));
   return made;
 }
 
@@ -471,7 +546,7 @@ inline void free_span(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   auto* object = reinterpret_cast<SpanObject*>(self);
   object->span.~shared_ptr();
-  object->timing.~shared_ptr();
+  object->call.~shared_ptr();
   object->timer.~shared_ptr();
   PyObject_Free(self);
   Py_DECREF(type);
@@ -484,8 +559,11 @@ PyCFunction method(Function function) {
 
 inline bool add_to(PyObject* module) {
   static PyMethodDef timer_methods[] = {
-      {"begin", method(begin), METH_FASTCALL, "(timing, args, kwargs) -> Span: right before the op"},
-      {"take", method(take), METH_FASTCALL, "(everything, wait) -> what the device has passed"},
+      {"begin", method(begin), METH_FASTCALL, "(id, step, name, module, line, args, kwargs) -> Span: before the op"},
+      {"read", method(read), METH_FASTCALL, "(everything, most_unread, most_waiting): takes in what the device has passed"},
+      {"fetch", method(fetch), METH_NOARGS, "-> (rows, how many, lines of the trace, how many), since the last time"},
+      {"totals", method(totals), METH_NOARGS, "-> {name: (calls, forward, backward, all in all, has inner)}"},
+      {"waiting", method(waiting), METH_NOARGS, "how many calls wait for their gradients"},
       {"close", method(close), METH_NOARGS, "nobody listens any more"},
       {"unread", method(unread), METH_NOARGS, "how much there is to take"},
       {nullptr, nullptr, 0, nullptr},
