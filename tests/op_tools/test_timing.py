@@ -594,15 +594,15 @@ class TestPrinted:
         width = max(len("forward_id"), len(identity))
         assert tables_shown[-5:] == [
             f"+------------------+{'-' * (width + 2)}+-----------------+------+",
-            f"|       name       | {'forward_id':^{width}} | forward_elasped | unit |",
+            f"|       name       | {'forward_id'.center(width)} | forward_elasped | unit |",
             f"+------------------+{'-' * (width + 2)}+-----------------+------+",
-            f"| torch.Tensor.mul | {identity:^{width}} |   0.00000000    |  ms  |",
+            f"| torch.Tensor.mul | {identity.center(width)} |    0.00000000   |  ms  |",
             f"+------------------+{'-' * (width + 2)}+-----------------+------+",
         ]
         backward = next(block for block in blocks if "backward_elasped" in block and "grad_outputs" in block)
         assert "torch.Tensor.mul grad_outputs [0][0]" in backward
         assert "torch.Tensor.mul grad_inputs [0][0]" in backward
-        assert f"| torch.Tensor.mul | {identity:^{width}} |    0.00000000    |  ms  |" in backward
+        assert f"| torch.Tensor.mul | {identity.center(width)} |    0.00000000    |  ms  |" in backward
         assert re.search(r"name +\| +forward_id +\| forward_elasped \| backward_elasped \| unit", text)
 
 
