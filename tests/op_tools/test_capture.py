@@ -21,9 +21,12 @@ from torch.nn import functional
 
 import op_tools
 from ditorch.demo.gpt import GPT
+from op_tools import trees
 from op_tools.errors import SettingError
-from op_tools.recording import store
+from op_tools.recording import snapshot, store
+from op_tools.recording.copies import RecentCopies
 from op_tools.recording.host_memory import HostMemory
+from op_tools.recording.writer import Writer, spare_threads
 
 ROOT = Path("op_tools_results", "op_capture_results")
 
@@ -429,9 +432,45 @@ def test_several_threads_write_where_there_are_processors(device, monkeypatch):
     with op_tools.OpCapture(ops="torch.Tensor.mul", memory="4MB"):
         for number in range(100):
             x * number
-        assert 1 < sum(thread.name == "OpCapture writer" for thread in threading.enumerate()) <= 4
+        assert 1 < sum(thread.name == "OpCapture writer" for thread in threading.enumerate()) <= 8
     assert [capture.input.args[1] for capture in captured()] == list(range(100))
     assert all((capture.output.args[0] == capture.input.args[1]).all() for capture in captured())
+
+
+def train_with_lists(device):
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(size, device=device)) for size in (3, 700, 70_000)]
+    optimizer = torch.optim.AdamW(parameters, foreach=True)
+    with op_tools.OpCapture(ops="torch._foreach_.*", verbose=0):
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.data.mul_(1.5)  # torch's versions do not tell
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+
+
+def test_an_optimizers_lists_are_copied_once(device, monkeypatch):
+    """Files are as if each tensor had been copied each time that it was seen."""
+    copied = []
+    copy = snapshot._copy
+
+    def counted(stretches, lease, hosts):
+        copied.append(len(stretches))
+        copy(stretches, lease, hosts)
+
+    monkeypatch.setattr(snapshot, "_copy", counted)
+    monkeypatch.setattr(Writer, "_do", lambda self, work, do=Writer._do: (time.sleep(0.001), do(self, work)))
+    train_with_lists(device)
+    fewer = sum(copied)
+    found = [part.args for capture in captured() for part in (capture.input, capture.output)]
+    ROOT.rename("first")
+    monkeypatch.setattr(RecentCopies, "find", lambda self, call, tensors: {})
+    train_with_lists(device)
+    expected = [part.args for capture in captured() for part in (capture.input, capture.output)]
+    assert fewer < 0.8 * (sum(copied) - fewer)
+    assert str(found) == str(expected)
+    assert all(torch.equal(*pair) for pair in zip(trees.tensors(found), trees.tensors(expected)))
+    assert len(list(trees.tensors(found))) > 100
 
 
 def test_no_thread_and_no_file_where_nothing_is_captured(device):
@@ -486,6 +525,7 @@ CHILD = """
         sim.start()
     x = torch.randn(300, 300, device=device, requires_grad=True)
     tool = op_tools.OpCapture(mode=sys.argv[2]).start()
+    x @ x  # what is built on first use is there
     print("begun", flush=True)
     while True:
         (x @ x).tanh().sum().backward()
@@ -511,7 +551,7 @@ def test_a_killed_process_leaves_whole_files_only(device):
         store.load_part(path)
         json.loads(path.with_name(path.name + ".json").read_text())
     unfinished = [path for path in ROOT.rglob("*") if path.is_file() and path.suffix not in (".pth", ".json")]
-    assert len(unfinished) <= 1, "the one that was being written"
+    assert len(unfinished) <= spare_threads(), "those that were being written"
 
 
 def test_what_is_left_is_written_at_exit(device, run_python):

@@ -11,13 +11,13 @@ import io
 import pickle
 import struct
 import sys
-import zlib
 from collections import OrderedDict
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
+from op_tools.recording.checksum import crc32
 from op_tools.recording.files import Buffer
 from op_tools.recording.snapshot import HostStorage, HostTensor
 
@@ -35,12 +35,11 @@ class Archive:
         pickler = _Pickler()
         pickler.dump(value)
         self.pickle = pickler.file.getvalue()
-        self.tensors = pickler.tensors
-        self.checksums = [zlib.crc32(data) for data in self.tensors]
+        self.tensors, self.checksums = pickler.tensors, pickler.checksums
         file = _Zip()
-        file.add("data.pkl", self.pickle, zlib.crc32(self.pickle))
+        file.add("data.pkl", self.pickle, crc32(self.pickle))
         for name, text in (("byteorder", sys.byteorder.encode()), ("version", b"3\n")):
-            file.add(name, text, zlib.crc32(text))
+            file.add(name, text, crc32(text))
         # where in the file the bytes of each tensor are
         self.places = [
             file.add(f"data/{number}", data, checksum)
@@ -63,6 +62,7 @@ class _Pickler(pickle.Pickler):
         self.file = io.BytesIO()
         super().__init__(self.file, protocol=2)
         self.tensors: list[Buffer] = []
+        self.checksums: list[int] = []
         self._numbers: dict[int, str] = {}
 
     def persistent_id(self, value: Any) -> Any:
@@ -70,8 +70,8 @@ class _Pickler(pickle.Pickler):
         if kind is HostStorage:
             storage_class = _STORAGE_CLASSES.get(value.dtype)
             if storage_class is None:  # float8 and other late comers: bytes
-                return self._storage(id(value), torch.UntypedStorage, len(value.data), value.data)
-            return self._storage(id(value), storage_class, value.length, value.data)
+                return self._storage(id(value), torch.UntypedStorage, len(value.data), value.data, value.checksum)
+            return self._storage(id(value), storage_class, value.length, value.data, value.checksum)
         # only in tensors of unusual layout, which torch takes apart itself
         if kind is torch.storage.TypedStorage:
             memory = value._untyped_storage
@@ -82,11 +82,14 @@ class _Pickler(pickle.Pickler):
             return self._storage(value.data_ptr(), torch.UntypedStorage, value.nbytes(), data)
         return None
 
-    def _storage(self, key: int, storage_class: type, length: int, data: Buffer) -> tuple[Any, ...]:
+    def _storage(
+        self, key: int, storage_class: type, length: int, data: Buffer, checksum: Callable[[], int] | None = None
+    ) -> tuple[Any, ...]:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = str(len(self.tensors))
             self.tensors.append(data)
+            self.checksums.append(crc32(data) if checksum is None else checksum())
         return ("storage", storage_class, number, "cpu", length)
 
     def reducer_override(self, value: Any) -> Any:

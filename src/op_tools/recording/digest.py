@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from op_tools.recording.marks import marker_of
+
 NARROW, WIDE = 512, 4096  # elements in a row
 _LARGE = 65_536  # elements of a tensor from which its rows are wide: there are fewer of them for the host
 SKETCH = 4  # numbers of the projection
@@ -58,6 +60,9 @@ class Weights:
         if key not in self._columns:
             places = torch.arange(width, dtype=torch.int64, device="cpu")
             self._columns[key] = _weights(places, 0).to(dtype).to(device)
+            marker = marker_of(device)
+            if marker is not None:  # other streams use them, too
+                marker.wait(marker.set())
         return self._columns[key]
 
     def of_rows(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,6 +101,17 @@ def of_rows(rows: Tensor, weights: Tensor) -> Rows:
     return Rows(numbers, rows.view(torch.int64).sum(1))
 
 
+def of_ends(rows: Tensor, lengths: Tensor, weights: Tensor) -> Rows:
+    """The same of the first `lengths` elements of each row."""
+    inside = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+    found = of_rows(rows.where(inside, torch.zeros((), dtype=rows.dtype, device=rows.device)), weights)
+    largest = torch.finfo(rows.dtype) if rows.is_floating_point() else torch.iinfo(rows.dtype)
+    outside = (rows.new_tensor(largest.max), rows.new_tensor(largest.min))
+    found.numbers[2] = rows.where(inside, outside[0]).amin(1)
+    found.numbers[3] = rows.where(inside, outside[1]).amax(1)
+    return found
+
+
 def of_difficult_rows(rows: Tensor, lengths: Tensor, weights: Tensor) -> tuple[Rows, Tensor]:
     """The same of the finite elements among the first `lengths`; and how many others are NaN and infinite."""
     inside = torch.arange(rows.shape[1], device=rows.device) < lengths.to(rows.device)[:, None]
@@ -121,13 +137,17 @@ def of_difficult_rows(rows: Tensor, lengths: Tensor, weights: Tensor) -> tuple[R
 
 # norms between which float32 loses nothing: squares of smaller numbers vanish, sums of larger ones overflow
 _SMALLEST, _LARGEST = 1e-17, 1e37
+_NONE = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def difficult(rows: Rows) -> Tensor:
     """The numbers of rows, on the host, that must be looked at again. A norm tells of every NaN and infinity."""
-    _, norm, smallest, largest, _ = rows.numbers
-    if len(norm) and float(norm.min()) > _SMALLEST and float(norm.max()) < _LARGEST:
-        return torch.empty(0, dtype=torch.int64, device="cpu")
+    norm = rows.numbers[1]
+    if len(norm):
+        lowest, highest = norm.aminmax()
+        if float(lowest) > _SMALLEST and float(highest) < _LARGEST:
+            return _NONE
+    smallest, largest = rows.numbers[2:4]
     is_fine: Tensor = (norm < _LARGEST) & ((norm > _SMALLEST) | ~torch.logical_or(smallest, largest))
     return (~is_fine).nonzero().flatten()
 
@@ -182,3 +202,8 @@ def finished(sums: Sums) -> Tensor:
     columns = [smallest, largest, mean, deviation, square.sqrt()]
     numbers = torch.stack(columns, 1).masked_fill(finite.isnan()[:, None], math.nan)
     return torch.cat([numbers, sums.totals[:, 2:]], 1)
+
+
+def lines(sums: Sums) -> Tensor:
+    """For each tensor its counts, and the bits of its COLUMNS."""
+    return torch.cat([sums.counts, finished(sums).view(torch.int64)], 1)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Callable
 
 import torch
+from torch import Tensor
 
 
 class Marker:
     """Sets marks in the current stream of one device. They are used again and again."""
 
-    def __init__(self, make: Callable[[], Any], current_stream: Callable[[], Any], stream: Callable[[], int]) -> None:
-        self._make = make
-        self._current_stream = current_stream
+    def __init__(self, module: Any, device: torch.device) -> None:
+        self._make = module.Event
+        self._current_stream = partial(module.current_stream, device)
+        self._enter = module.stream
         self._free: list[Any] = []
-        self.stream = stream  # the number of the current stream
+        self.stream = _stream_number(device, module.current_stream)  # the number of the current stream
 
     def set(self) -> Any:
         """A mark behind all that this thread has asked of the device until now."""
@@ -30,6 +33,11 @@ class Marker:
         """Returns when the device has got to the mark, which is then used again."""
         mark.synchronize()
         self._free.append(mark)
+
+    def this_stream(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Gives a `with` in which the current stream is the one of now."""
+        number, stream = self.stream(), self._current_stream()
+        return lambda: nullcontext() if self.stream() == number else self._enter(stream)
 
 
 _markers: dict[torch.device, Marker | None] = {}
@@ -49,10 +57,10 @@ def _found(device: torch.device) -> Marker | None:
         module: Any = (
             torch.get_device_module(device) if hasattr(torch, "get_device_module") else getattr(torch, device.type)
         )
-        event, current_stream = module.Event, module.current_stream
-        marker = Marker(event, lambda: current_stream(device), _stream_number(device, current_stream))
+        marker = Marker(module, device)
         marker.wait(marker.set())
-        marker.stream()
+        with marker.this_stream()():
+            pass
     except Exception:  # noqa: BLE001  a backend may lack this in any way: then copies are waited for
         return None
     return marker
@@ -65,3 +73,36 @@ def _stream_number(device: torch.device, current_stream: Callable[[torch.device]
     if hasattr(torch, "accelerator") and torch.accelerator.current_accelerator() == torch.device(device.type):
         return lambda: torch.accelerator.current_stream(device.index).stream_id
     return lambda: int(getattr(current_stream(device), "stream_id", 0))
+
+
+def stream_of(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """Gives a `with` in which the device's current stream is the one of now."""
+    marker = marker_of(device)
+    return nullcontext if marker is None else marker.this_stream()
+
+
+class OnTheWay:
+    """Results that the device copies to the host when it gets there."""
+
+    __slots__ = ("_mark", "_marker")
+
+    def __init__(self) -> None:
+        self._marker: Marker | None = None
+        self._mark: Any = None
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Its copy, for when `wait` is over."""
+        if tensor.is_cpu or marker_of(tensor.device) is None:
+            return tensor.cpu()
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+    def mark(self, device: torch.device) -> None:
+        """All were added."""
+        self._marker = marker_of(device)
+        self._mark = None if self._marker is None else self._marker.set()
+
+    def wait(self) -> None:
+        """Returns when they are there."""
+        if self._marker is not None:
+            self._marker.wait(self._mark)

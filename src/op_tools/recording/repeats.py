@@ -9,58 +9,64 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from op_tools.call import OpCall
+from op_tools.recording.notes import Found, memory
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIST_OPS = "torch._foreach_"
-
-Origin = tuple[int, int, int]  # the record that holds its numbers: description, forward_id, number of the tensor
+_NOWHERE: tuple[int, Any] = (0, None)
 
 
 class Repeats:
     """Remembers the tensors of the list ops of the running function of torch's."""
 
     def __init__(self) -> None:
-        self._run: tuple[int, Any] = (0, None)  # the frame, by its id and code
+        self._run = _NOWHERE  # the frame, by its id and code
         self._instruction = 0
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, Origin]] = {}
+        self._call = 0
+        self._memory = memory()
+        self.is_empty = True
 
     def forget(self) -> None:
-        self._known.clear()
+        if not self.is_empty:
+            self._memory.forget()
+            self.is_empty = True
 
-    def find(self, op: str, tensors: list[Tensor]) -> dict[int, Origin]:
-        """For each tensor that is known, by its number, where its numbers are."""
-        if not op.startswith(_LIST_OPS) or not self._is_same_run():
-            self._known.clear()
-            return {}
-        origins = {}
-        for number, tensor in enumerate(tensors):
-            known = self._known.get(id(tensor))
-            if known is not None and known[0]() is tensor and known[1] == tensor._version:
-                origins[number] = known[2]
-        return origins
+    def find(self, call: OpCall, tensors: list[Tensor]) -> Found | None:
+        """Those that are known, and where their digests are."""
+        if not call.name.startswith(_LIST_OPS):
+            self._run = _NOWHERE
+            self.forget()
+            return None
+        if not self._is_same_run(call):
+            self.forget()
+        return None if self.is_empty else self._memory.find(tensors)
 
-    def remember(self, op: str, tensors: list[Tensor], origins: dict[int, Origin], description: int, call: int) -> None:
-        """Notes where the numbers of all these tensors are, for what comes next."""
-        if op.startswith(_LIST_OPS) and self._run[1] is not None:
-            for number, tensor in enumerate(tensors):
-                origin = origins.get(number, (description, call, number))
-                self._known[id(tensor)] = (weakref.ref(tensor), tensor._version, origin)
+    def remember(self, call: OpCall, tensors: list[Tensor], found: Found | None, description: int) -> None:
+        """Notes where the digests of all these tensors are, for what comes next."""
+        if self._run is not _NOWHERE:
+            # versions alone do not tell: on CUDA, torch._foreach_lerp_ leaves them as they are
+            is_about_to_change = call.result is None and call.name.endswith("_") and call.args
+            changed = len(call.args[0]) if is_about_to_change else 0
+            self._memory.remember(tensors, found, description, call.id, changed)
+            self.is_empty = False
 
-    def _is_same_run(self) -> bool:
+    def _is_same_run(self, call: OpCall) -> bool:
         """Whether the function that calls is the one of last time, further on: a new run would begin before that."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(_OURS):
             frame = frame.f_back
-        last, self._run = self._run, (0, None)
+        last, self._run = self._run, _NOWHERE
         if frame is None or not frame.f_code.co_filename.startswith(_TORCH):
             return False
         self._run = (id(frame), frame.f_code)
-        instruction, self._instruction = self._instruction, frame.f_lasti
-        return self._run == last and frame.f_lasti >= instruction
+        is_further_on = frame.f_lasti > self._instruction or call.id == self._call
+        self._instruction, self._call = frame.f_lasti, call.id
+        return self._run == last and is_further_on

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from itertools import groupby
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from op_tools import trees
 from op_tools.recording import encoding
+from op_tools.recording.checksum import crc32
 from op_tools.recording.host_memory import ALIGNMENT, HostMemory, Lease
 from op_tools.recording.marks import Marker, marker_of
 
@@ -47,15 +50,43 @@ def host_copy(value: Any) -> Any:
 # ---- copies for the writer -----------------------------------------------------------------------------------------
 
 
+class Arrival:
+    """Copies that the device makes when it gets there."""
+
+    __slots__ = ("_lock", "_marks")
+
+    def __init__(self, marks: list[tuple[Marker, Any]]) -> None:
+        self._marks = marks
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Returns when the device has made all of them. Any thread may ask, any number of times."""
+        with self._lock:
+            while self._marks:
+                marker, mark = self._marks.pop()
+                marker.wait(mark)
+
+
 class HostStorage:
-    """Bytes of one or several tensors."""
+    """Bytes of one or several tensors. They are there after `arrival.wait()`."""
 
-    __slots__ = ("data", "dtype", "length")
+    __slots__ = ("__weakref__", "_checksum", "_lease", "_lock", "arrival", "data", "dtype", "length")
 
-    def __init__(self, dtype: torch.dtype, length: int, data: memoryview) -> None:
+    def __init__(self, dtype: torch.dtype, length: int, data: memoryview, lease: Lease, arrival: Arrival) -> None:
         self.dtype = dtype
         self.length = length  # in elements
         self.data = data
+        self.arrival = arrival
+        self._lease = lease  # in which they lie
+        self._checksum: int | None = None
+        self._lock = threading.Lock()
+
+    def checksum(self) -> int:
+        """CRC-32. It is computed once, also where several files are being written that hold these bytes."""
+        with self._lock:
+            if self._checksum is None:
+                self._checksum = crc32(self.data)
+            return self._checksum
 
 
 class HostTensor:
@@ -72,11 +103,16 @@ class HostTensor:
         self.offset = 0
         self.storage: HostStorage | None = None
 
-    def without_gradient(self) -> HostTensor:
-        """The same, not requiring one."""
+    def copy(self) -> HostTensor:
+        """Another one, of the same bytes."""
         other = HostTensor.__new__(HostTensor)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
+        return other
+
+    def without_gradient(self) -> HostTensor:
+        """The same, not requiring one."""
+        other = self.copy()
         other.requires_grad = False
         return other
 
@@ -87,21 +123,31 @@ class HostTensor:
 class Taken:
     """Arguments, encoded, with HostTensors in place of the tensors. Their bytes are there after `wait`."""
 
-    __slots__ = ("_lease", "_marks", "value")
+    __slots__ = ("_arrivals", "value")
 
-    def __init__(self, value: Any, lease: Lease | None, marks: list[tuple[Marker, Any]]) -> None:
+    def __init__(self, value: Any, arrivals: Collection[Arrival]) -> None:
         self.value = value
-        self._lease = lease
-        self._marks = marks
+        self._arrivals = arrivals
 
     def wait(self) -> None:
         """Returns when the device has copied everything."""
-        while self._marks:
-            marker, mark = self._marks.pop()
-            marker.wait(mark)
+        for arrival in self._arrivals:
+            arrival.wait()
 
 
-def take(value: Any, memory: HostMemory) -> Taken:
+class Copies(Protocol):
+    """Copies that were made earlier, of tensors that are surely what they were."""
+
+    def find(self, tensors: list[Tensor]) -> Mapping[int, HostTensor]:
+        """By the tensors' numbers."""
+        ...
+
+    def remember(self, tensors: list[Tensor], hosts: list[HostTensor]) -> None:
+        """These copies may be of use again."""
+        ...
+
+
+def take(value: Any, memory: HostMemory, copies: Copies | None = None) -> Taken:
     """A copy of nested arguments as they are now.
 
     The device copies in the order of its queue, before anything that the program asks of it next: so the tensors are
@@ -121,31 +167,68 @@ def take(value: Any, memory: HostMemory) -> Taken:
     with torch.no_grad():
         encoded = encoding.encode(value, note)
         if not tensors:
-            return Taken(encoded, None, [])
+            return Taken(encoded, ())
         stretches = list(_stretches(tensors))
-        length = sum(stretch.bytes for stretch in stretches)
-        lease = memory.lease(length, any(not tensor.is_cpu for tensor in tensors))
-        return Taken(encoded, lease, _copy(stretches, lease, hosts))
+        if copies is not None:
+            known = copies.find(tensors)
+            if known:
+                stretches = [stretch for stretch in stretches if not _is_known(stretch, known, hosts)]
+        if stretches:
+            length = sum(stretch.bytes for stretch in stretches)
+            lease = memory.lease(length, any(not tensor.is_cpu for tensor in tensors))
+            _copy(stretches, lease, hosts)
+        if copies is not None:
+            copies.remember(tensors, hosts)
+        return Taken(encoded, {host.storage.arrival for host in hosts if host.storage is not None})
 
 
-def _copy(stretches: list[_Stretch], lease: Lease, hosts: list[HostTensor]) -> list[tuple[Marker, Any]]:
-    markers: dict[torch.device, Marker | None] = {}
+def _is_known(stretch: _Stretch, known: Mapping[int, HostTensor], hosts: list[HostTensor]) -> bool:
+    """Whether there is a copy already, which is then used. Tensors that overlap are copied together, all of them."""
+    index = stretch.views[0][0]
+    if len(stretch.views) > 1 or index not in known:
+        return False
+    host, earlier = hosts[index], known[index]
+    if (host.dtype, host.shape, host.stride) != (earlier.dtype, earlier.shape, earlier.stride):
+        return False
+    host.storage, host.offset, host.stored_stride = earlier.storage, earlier.offset, earlier.stored_stride
+    return True
+
+
+def _copy(stretches: list[_Stretch], lease: Lease, hosts: list[HostTensor]) -> None:
+    marks: list[tuple[Marker, Any]] = []
+    arrival = Arrival(marks)
     start = 0
     for stretch in stretches:
         source = stretch.source
-        end = start + stretch.length * source.element_size()
-        storage = HostStorage(source.dtype, stretch.length, lease.data[start:end])
-        if stretch.length:
-            device = source.device
-            if device not in markers:
-                markers[device] = marker_of(device) if lease.is_pinned else None
-            target = lease.bytes[start:end].view(source.dtype)
-            target.copy_(stretch.flat(), non_blocking=markers[device] is not None)
+        data = lease.data[start : start + stretch.length * source.element_size()]
+        storage = HostStorage(source.dtype, stretch.length, data, lease, arrival)
         for index, offset, stride in stretch.views:
             host = hosts[index]
             host.storage, host.offset, host.stored_stride = storage, offset, stride
         start += stretch.bytes
-    return [(marker, marker.set()) for marker in markers.values() if marker is not None]
+    start = 0
+    for (device, dtype), group in groupby(stretches, lambda stretch: (stretch.source.device, stretch.source.dtype)):
+        together = list(group)
+        end = start + sum(stretch.bytes for stretch in together)
+        marker = marker_of(device) if lease.is_pinned else None
+        _copy_bytes(together, lease.bytes[start:end].view(dtype), marker is not None)
+        if marker is not None:
+            marks.append((marker, marker.set()))
+        start = end
+
+
+def _copy_bytes(stretches: list[_Stretch], memory: Tensor, non_blocking: bool) -> None:
+    """One after the other into `memory`, in as few calls as there can be."""
+    sizes: list[int] = []
+    for stretch in stretches:
+        sizes += (stretch.length, stretch.bytes // memory.element_size() - stretch.length)
+    targets = memory.split_with_sizes(sizes)[::2]
+    sources = [stretch.flat() for stretch in stretches]
+    if len(stretches) > 1 and hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(targets, sources, non_blocking)
+    else:
+        for target, source in zip(targets, sources):
+            target.copy_(source, non_blocking)
 
 
 def _is_plain(tensor: Tensor) -> bool:

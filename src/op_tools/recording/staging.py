@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Callable
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from op_tools.recording import digest
 from op_tools.recording.digest import Rows, Sums, Weights
-from op_tools.recording.marks import marker_of
+from op_tools.recording.marks import OnTheWay, stream_of
 from op_tools.recording.writer import Writer
 
 CAPACITY = 8 * 2**20  # bytes of a buffer, which a processor's cache holds
@@ -70,32 +70,33 @@ class Chunk:
                 self.tails.append((end - 1, length % width))
 
 
-def chunks(tensors: list[Tensor], known: Collection[int]) -> Iterator[Chunk]:
-    """How such tensors are staged, but for the known ones; those that cannot be are left out."""
+def chunks(tensors: list[Tensor], numbers: Iterable[int]) -> Iterator[Chunk]:
+    """How these of the tensors are staged; those that cannot be are left out."""
     groups: dict[tuple[Kind, torch.dtype], list[tuple[int, int]]] = {}
-    for number, tensor in enumerate(tensors):
+    for number in numbers:
+        tensor = tensors[number]
         dtype = staged_as(tensor)
-        if dtype is not None and number not in known:
+        if dtype is not None:
             length = tensor.numel() * (2 if tensor.is_complex() else 1)
             kind = (tensor.device, dtype, digest.width(length))
             groups.setdefault((kind, tensor.dtype), []).append((number, length))
     for (kind, _), members in groups.items():
         room = most = CAPACITY // kind[1].itemsize // 4  # what is much less than a buffer leaves little of it unused
-        numbers: list[int] = []
+        together: list[int] = []
         lengths: list[int] = []
         for number, length in members:
-            if numbers and length > room:
-                yield Chunk(kind, numbers, lengths)
-                numbers, lengths, room = [], [], most
-            numbers.append(number)
+            if together and length > room:
+                yield Chunk(kind, together, lengths)
+                together, lengths, room = [], [], most
+            together.append(number)
             lengths.append(length)
             room -= -(-length // kind[2]) * kind[2]
-        yield Chunk(kind, numbers, lengths)
+        yield Chunk(kind, together, lengths)
 
 
 # what is kept with a chunk until its digests are there, and who takes both then, in the writer's thread
 Label = Any
-Receiver = Callable[[list[tuple[Label, list[int]]], Sums], None]
+Receiver = Callable[[list[tuple[Label, list[int]]], Tensor], None]
 
 
 class _Batch:
@@ -139,10 +140,12 @@ class Stage:
 
     def __init__(self, kind: Kind, writer: Writer, weights: Weights, receive: Receiver) -> None:
         device, dtype, self._width = kind
+        self._in_its_stream = stream_of(device)
         self._writer = writer
         self._receive = receive
         self._weights = weights
         self._columns = weights.of_columns(device, torch.float64 if dtype is torch.int64 else dtype, self._width)
+        self._host_columns = self._columns.cpu()
         self._length = -(-CAPACITY // dtype.itemsize // self._width) * self._width  # of the next buffer
         self._longest = self._length * _MOST_GROWTH
         self._free: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
@@ -212,12 +215,12 @@ class Stage:
         batch, self._batch = self._batch, _Batch()
         if batch.labels or not batch.starts_whole:
             began = time.perf_counter()
-            buffer, on_the_way = self._buffer.view(-1, self._width), _OnTheWay()
-            with torch.no_grad(), torch._C._DisableAutocast():
+            buffer, on_the_way = self._buffer.view(-1, self._width), OnTheWay()
+            with self._in_its_stream(), torch.no_grad(), torch._C._DisableAutocast():
                 rows = self._digested(buffer[: batch.rows])
                 rows = Rows(on_the_way.add(rows.numbers), on_the_way.add(rows.bits))
                 tails = on_the_way.add(torch.stack([buffer[row] for row, _ in batch.tails])) if batch.tails else None
-            on_the_way.mark(buffer.device)
+                on_the_way.mark(buffer.device)
             if batch.rows * self._width * buffer.element_size() > _FAST * (time.perf_counter() - began):
                 self._length = min(2 * self._length, self._longest)
             self._writer.add(partial(self._read, batch, self._buffer, on_the_way, rows, tails))
@@ -232,7 +235,7 @@ class Stage:
                 return digest.of_rows(rows, self._columns)
             except (NotImplementedError, RuntimeError, TypeError):
                 self._lacks_kernels = True
-        return digest.of_rows(rows.cpu(), self._columns.cpu())
+        return digest.of_rows(rows.cpu(), self._host_columns)
 
     def _free_buffer(self) -> Tensor:
         while True:
@@ -246,7 +249,7 @@ class Stage:
 
     # -- in the writer's thread ---------------------------------------------------------------------------------------
 
-    def _read(self, batch: _Batch, buffer: Tensor, on_the_way: _OnTheWay, rows: Rows, tails: Tensor | None) -> None:
+    def _read(self, batch: _Batch, buffer: Tensor, on_the_way: OnTheWay, rows: Rows, tails: Tensor | None) -> None:
         try:
             on_the_way.wait()
             rows, bad = self._corrected(batch, buffer.view(-1, self._width), rows, tails)
@@ -258,34 +261,36 @@ class Stage:
 
     def _corrected(self, batch: _Batch, buffer: Tensor, rows: Rows, tails: Tensor | None) -> tuple[Rows, Tensor | None]:
         """With what is right for rows that have ends, NaN or infinities in them; and how many of these."""
-        difficult = set(digest.difficult(rows).tolist())
-        if tails is None and not difficult:
-            return rows, None
-        rows = Rows(rows.numbers.double(), rows.bits)
-        bad = torch.zeros(2, batch.rows, dtype=torch.int64, device="cpu")
+        lengths = dict(batch.tails)
         if tails is not None:
-            places, lengths = zip(*batch.tails)
-            difficult.difference_update(places)
-            found = digest.of_difficult_rows(tails, torch.tensor(lengths, device="cpu"), self._columns.cpu())
-            _put_in(rows, bad, list(places), found)
-        if difficult:
-            again = sorted(difficult)
-            _put_in(rows, bad, again, self._looked_at_again(buffer, again))
-        return rows, bad
+            places = torch.tensor(list(lengths), device="cpu")
+            ends = digest.of_ends(tails, torch.tensor(list(lengths.values()), device="cpu"), self._host_columns)
+            rows.numbers[:, places] = ends.numbers
+            rows.bits[places] = ends.bits
+        difficult = digest.difficult(rows)
+        if not len(difficult):
+            return rows, None
+        again, bad = self._looked_at_again(buffer, difficult, lengths)
+        rows = Rows(rows.numbers.double(), rows.bits)
+        rows.numbers[:, difficult] = again.numbers.cpu()
+        rows.bits[difficult] = again.bits.cpu()
+        counts = torch.zeros(2, batch.rows, dtype=torch.int64, device="cpu")
+        counts[:, difficult] = bad.cpu()
+        return rows, counts
 
-    def _looked_at_again(self, buffer: Tensor, places: list[int]) -> tuple[Rows, Tensor]:
-        rows = buffer[torch.tensor(places, device=buffer.device)]
-        lengths = torch.full((len(places),), self._width, device="cpu")
+    def _looked_at_again(self, buffer: Tensor, places: Tensor, ends: dict[int, int]) -> tuple[Rows, Tensor]:
+        rows = buffer[places.to(buffer.device)]
+        lengths = torch.tensor([ends.get(place, self._width) for place in places.tolist()], device="cpu")
         try:
             return digest.of_difficult_rows(rows, lengths, self._columns)
         except (NotImplementedError, RuntimeError, TypeError):  # a device without double precision
-            return digest.of_difficult_rows(rows.cpu(), lengths, self._columns.cpu())
+            return digest.of_difficult_rows(rows.cpu(), lengths, self._host_columns)
 
     def _hand_over(self) -> None:
         waiting = self._waiting
         if waiting.labels and waiting.ends_whole:
             self._waiting = _Waiting()
-            self._receive(waiting.labels, waiting.sums(self._weights))
+            self._receive(waiting.labels, digest.lines(waiting.sums(self._weights)))
 
 
 class _Waiting:
@@ -323,37 +328,5 @@ class _Waiting:
         return digest.sums(rows, bad, self._lengths, self._row_counts, weights)
 
 
-def _put_in(rows: Rows, bad: Tensor, places: list[int], found: tuple[Rows, Tensor]) -> None:
-    right, bad_of_these = found
-    index = torch.tensor(places, device="cpu")
-    rows.numbers[:, index] = right.numbers.cpu()
-    rows.bits[index] = right.bits.cpu()
-    bad[:, index] = bad_of_these.cpu()
-
-
 def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-class _OnTheWay:
-    """Results that the device copies to the host when it gets there."""
-
-    __slots__ = ("_mark", "_marker")
-
-    def __init__(self) -> None:
-        self._marker: Any = None
-        self._mark: Any = None
-
-    def add(self, tensor: Tensor) -> Tensor:
-        if tensor.is_cpu or marker_of(tensor.device) is None:
-            return tensor.cpu()
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-        return host.copy_(tensor, non_blocking=True)
-
-    def mark(self, device: torch.device) -> None:
-        self._marker = marker_of(device)
-        self._mark = None if self._marker is None else self._marker.set()
-
-    def wait(self) -> None:
-        if self._marker is not None:
-            self._marker.wait(self._mark)

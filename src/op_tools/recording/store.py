@@ -12,9 +12,11 @@ import json
 import math
 import os
 import threading
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +114,7 @@ def _described(content: Content) -> str:
 
 
 def _row(label: str, value: Any) -> str:
-    name = json.dumps(label, ensure_ascii=False)
+    name = encode_basestring(label)
     if isinstance(value, (HostTensor, Tensor)):
         dtype = str(value.dtype).partition(".")[2]
         text = f'{{"name": {name}, "shape": {list(value.shape)}, "dtype": "{dtype}", "device": "{value.device}"'
@@ -183,7 +185,9 @@ def load_part(path: str | os.PathLike[str]) -> Part:
     path = Path(path)
     try:
         _check(path)
-        return _part(torch.load(path, map_location="cpu", weights_only=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # sparse tensors have torch warn, and a warning may be an error here
+            return _part(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # noqa: BLE001  a damaged file can make torch.load raise anything
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         if isinstance(error, OSError):

@@ -16,6 +16,7 @@ from op_tools import messages, paths, settings, show, trees, unusual
 from op_tools.call import OpCall
 from op_tools.gradients import Gradients
 from op_tools.recording import files
+from op_tools.recording.copies import RecentCopies
 from op_tools.recording.host_memory import HostMemory
 from op_tools.recording.snapshot import Taken, take
 from op_tools.recording.store import Content, Files
@@ -115,13 +116,14 @@ class Data:
         # one thread, where files are announced in order
         self._writer = Writer("OpCapture", 1 if self._tells else spare_threads(), self._work_is_done)
         self._memory = HostMemory(memory, self._writer.is_busy)
+        self._copies = RecentCopies()
         self._files = Files()
 
     def before(self, call: OpCall) -> _Begun | None:
         if self._writer.is_broken:
             return None
         described = show.inputs(call) if self._tells else None
-        begun = _Begun(call, take((call.args, call.kwargs), self._memory), described)
+        begun = _Begun(call, take((call.args, call.kwargs), self._memory, self._copies.of(call)), described)
         # at once: should the op end the program, its inputs are what one wants to see. A call without a tensor on a
         # device may turn out to be none of ours.
         if any(not tensor.is_cpu for tensor in trees.tensors((call.args, call.kwargs))):
@@ -134,7 +136,7 @@ class Data:
         if begun.described is not None:
             text = f"{show.heading(call)}\n{show.arguments_table(call, begun.described)}\n\n\n\n"
             begun.described = None
-        self._save(begun, {"output": take(((call.result,), {}), self._memory)}, text)
+        self._save(begun, {"output": take(((call.result,), {}), self._memory, self._copies.of(call))}, text)
         return begun
 
     def flowed(self, call: OpCall, begun: _Begun, gradients: Gradients) -> None:

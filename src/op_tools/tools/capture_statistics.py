@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
@@ -16,29 +17,35 @@ from op_tools import messages, paths, show, trees
 from op_tools.call import OpCall
 from op_tools.gradients import Gradients
 from op_tools.recording import digest, files, staging
-from op_tools.recording.digest import Sums, Weights
+from op_tools.recording.digest import Weights
 from op_tools.recording.marks import marker_of
+from op_tools.recording.notes import noter
 from op_tools.recording.pack import Pack
 from op_tools.recording.repeats import Repeats
 from op_tools.recording.staging import Kind, Stage, staged_as
 from op_tools.recording.writer import Writer
+from op_tools.reductions import fused
 from op_tools.tool import Tool, this_rank
 
 _LARGEST_FILE = 256 * 2**20
 _MOST_SITES = 100_000  # places in the program; shapes that change at every step would fill the memory
 _MOST_UNSETTLED = 50_000  # records, so many at most that a reader must remember
+_LONGEST = 0.25  # seconds that a step's records wait to be written
 _NOTHING: dict[str, Any] = {}
 
 
 class _Site:
-    """Tensors as they come at one place in the program: their description, and how they are staged."""
+    """Tensors as they come at one place in the program: their description, and how they are digested."""
 
-    __slots__ = ("chunks", "left_out", "number")
+    __slots__ = ("fused", "left_out", "number", "staged")
 
     def __init__(self, number: int, tensors: list[Tensor], known: Collection[int]) -> None:
         self.number = number  # of the description in the file
-        self.chunks = list(staging.chunks(tensors, known))
         self.left_out = [number for number, tensor in enumerate(tensors) if staged_as(tensor) is None]
+        wanted = [number for number in range(len(tensors)) if number not in known and number not in self.left_out]
+        at_once = [number for number in wanted if fused.can_digest(tensors[number].device)]
+        self.fused = list(fused.chunks(tensors, at_once))
+        self.staged = list(staging.chunks(tensors, [number for number in wanted if number not in at_once]))
 
 
 _Label = tuple[int, int, int]  # description, forward_id, step
@@ -56,12 +63,15 @@ class Statistics:
         self._writer = Writer("OpCapture")
         self._weights = Weights()
         self._lock = threading.Lock()
+        self._note = noter()
         self._stages: dict[tuple[Kind, int], Stage] = {}  # and by stream
+        self._fused_stages: dict[tuple[torch.device, int], fused.Stage] = {}
         self._sites: dict[Any, _Site] = {}
         self._repeats = Repeats()
-        self._repeated: list[tuple[int, ...]] = []  # records whose numbers are those of others
+        self._repeated: list[tuple[_Label, bytes]] = []  # records whose numbers are those of others
         self._unsettled = 0  # records since the repeated ones were written
         self._calls = 0
+        self._flushed = time.monotonic()
         # in the writer's thread
         self._pack: Pack | None = None
         self._files = 0
@@ -72,9 +82,7 @@ class Statistics:
     def before(self, call: OpCall) -> Any:
         if self._writer.is_broken:
             return None
-        # without a tensor on a device, this may turn out to be no call of ours
-        if any(not tensor.is_cpu for tensor in trees.tensors((call.args, call.kwargs))):
-            self._add(call, "input", call.args, call.kwargs)
+        self._add(call, "input", call.args, call.kwargs)
         return show.inputs(call) if self._tells else True
 
     def after(self, call: OpCall, state: Any) -> bool:
@@ -93,13 +101,15 @@ class Statistics:
             messages.say(f"{show.heading(call)}\n{table}\n\n\n\n")
 
     def step_began(self) -> None:
-        with self._lock:
-            self._flush()
+        if time.monotonic() - self._flushed > _LONGEST:
+            with self._lock:
+                self._flush()
 
     def close(self) -> str:
         with self._lock:
             self._flush()
             self._stages.clear()
+            self._fused_stages.clear()
         self._writer.close()
         self._end_file()
         if not self._records and not self._writer.dropped:
@@ -112,12 +122,9 @@ class Statistics:
     # -- at the call --------------------------------------------------------------------------------------------------
 
     def _add(self, call: OpCall, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors: list[Tensor] = []
-        key: list[Any] = [call.name, part, call.where.line(), call.where.module]
-        _note(args, tensors, key)
-        if kwargs:
-            _note((kwargs,), tensors, key)
-        if not tensors:
+        key, tensors, addresses = self._note(args, kwargs)
+        # without a tensor on a device among its arguments, this may turn out to be no call of ours
+        if not tensors or (part == "input" and tensors[0].is_cpu and all(tensor.is_cpu for tensor in tensors)):
             return
         with_gradients = torch.is_grad_enabled()
         with self._lock:
@@ -128,30 +135,37 @@ class Statistics:
                 if self._unsettled >= _MOST_UNSETTLED:
                     self._flush()
                 self._unsettled += len(tensors)
-                origins = self._repeats.find(call.name, tensors)
-                if origins:
-                    key.append(tuple(origins))
-                site = self._sites.get(tuple(key))
+                found = self._repeats.find(call, tensors)
+                known = () if found is None else found[0]
+                place = (call.name, part, call.where.line(), call.where.module, known, key)
+                site = self._sites.get(place)
                 if site is None:
-                    site = self._sites[tuple(key)] = _Site(len(self._sites), tensors, origins)
+                    site = self._sites[place] = _Site(len(self._sites), tensors, known)
                     self._writer.add(partial(self._describe, _description(call, part, args, kwargs)))
                 label = (site.number, call.id, call.step)
-                self._stage(site, tensors, label)
-                self._repeats.remember(call.name, tensors, origins, site.number, call.id)
-                self._repeated += [(*label, number, *origin) for number, origin in origins.items()]
+                self._digest(site, tensors, addresses, label)
+                self._repeats.remember(call, tensors, found, site.number)
+                if found is not None:
+                    self._repeated.append((label, found[1]))
             finally:
                 torch._C._set_grad_enabled(with_gradients)
 
-    def _stage(self, site: _Site, tensors: list[Tensor], label: _Label) -> None:
-        for chunk in site.chunks:
-            self._stage_of(chunk.kind).add(tensors, chunk, label)
+    def _digest(self, site: _Site, tensors: list[Tensor], addresses: bytes | None, label: _Label) -> None:
+        for whole in site.fused:
+            key = (whole.device, _stream(whole.device))
+            stage = self._fused_stages.get(key)
+            if stage is None:
+                stage = fused.Stage(whole.device, self._writer, self._weights, self._write)
+                self._fused_stages[key] = stage
+            stage.add(tensors, whole, label, addresses)
+        for chunk in site.staged:
+            self._stage(chunk.kind).add(tensors, chunk, label)
         if site.left_out:
             numels = [tensors[number].numel() for number in site.left_out]
             self._writer.add(partial(self._write_without_numbers, label, site.left_out, numels))
 
-    def _stage_of(self, kind: Kind) -> Stage:
-        marker = marker_of(kind[0])
-        key = (kind, 0 if marker is None else marker.stream())
+    def _stage(self, kind: Kind) -> Stage:
+        key = (kind, _stream(kind[0]))
         stage = self._stages.get(key)
         if stage is None:
             try:
@@ -163,7 +177,9 @@ class Statistics:
 
     def _flush(self) -> None:
         """Has everything written that was seen until now."""
-        for stage in self._stages.values():
+        self._flushed = time.monotonic()
+        stages: list[Stage | fused.Stage] = [*self._stages.values(), *self._fused_stages.values()]
+        for stage in stages:
             try:
                 stage.flush(to_the_end=True)
             except Exception as error:  # noqa: BLE001  the device may be out of memory, and training goes on
@@ -202,44 +218,45 @@ class Statistics:
     def _describe(self, description: dict[str, Any]) -> None:
         self._file().describe(description)
 
-    def _write(self, labels: list[tuple[_Label, list[int]]], sums: Sums) -> None:
+    def _write(self, labels: list[tuple[_Label, list[int]]], digests: Tensor) -> None:
         numbers = [number for _, numbers in labels for number in numbers]
-        lines = torch.tensor([label for label, _ in labels], dtype=torch.int64, device="cpu")
-        lines = lines.repeat_interleave(torch.tensor([len(numbers) for _, numbers in labels], device="cpu"), 0)
-        self._write_lines(lines, numbers, sums.counts, digest.finished(sums))
+        lines = _spread([label for label, _ in labels], [len(numbers) for _, numbers in labels])
+        self._write_lines(lines, numbers, digests)
 
     def _write_without_numbers(self, label: _Label, numbers: list[int], numels: list[int]) -> None:
         labels = torch.tensor([label], dtype=torch.int64, device="cpu").expand(len(numbers), -1)
-        counts = torch.zeros(len(numels), 4, dtype=torch.int64, device="cpu")
-        counts[:, 0] = torch.tensor(numels, dtype=torch.int64, device="cpu")
-        nothing = torch.full((len(numels), len(digest.COLUMNS)), math.nan, dtype=torch.float64, device="cpu")
-        self._write_lines(labels, numbers, counts, nothing)
+        digests = torch.full((len(numels), 4 + len(digest.COLUMNS)), math.nan, dtype=torch.float64, device="cpu")
+        digests = digests.view(torch.int64)
+        digests[:, :4] = 0
+        digests[:, 0] = torch.tensor(numels, dtype=torch.int64, device="cpu")
+        self._write_lines(labels, numbers, digests)
 
-    def _write_repeated(self, lines: list[tuple[int, ...]]) -> None:
+    def _write_repeated(self, repeated: list[tuple[_Label, bytes]]) -> None:
+        """Also where there are none: a reader may then forget what came before."""
+        lines = torch.empty(0, 7, dtype=torch.int64, device="cpu")
+        if repeated:
+            origins = torch.frombuffer(bytearray().join(found for _, found in repeated), dtype=torch.int64)
+            labels = _spread([label for label, _ in repeated], [len(found) // 32 for _, found in repeated])
+            lines = torch.cat([labels, origins.view(-1, 4)], 1)
         if self._pack is not None:
-            self._pack.repeat(torch.tensor(lines, dtype=torch.int64, device="cpu"))
+            self._pack.repeat(lines)
 
-    def _write_lines(self, labels: Tensor, numbers: list[int], counts: Tensor, statistics: Tensor) -> None:
+    def _write_lines(self, labels: Tensor, numbers: list[int], digests: Tensor) -> None:
         pack = self._file()
         places = torch.tensor(numbers, dtype=torch.int64, device="cpu")[:, None]
-        pack.add(torch.cat([labels, places, counts, statistics.view(torch.int64)], 1))
+        pack.add(torch.cat([labels, places, digests], 1))
         self._is_full = self._is_full or pack.length >= _LARGEST_FILE
 
 
-def _note(values: Iterable[Any], tensors: list[Tensor], key: list[Any]) -> None:
-    """Notes the tensors among the arguments, and in `key` all that their description tells."""
-    for value in values:
-        if isinstance(value, Tensor):
-            tensors.append(value)
-            key.append((value.dtype, value.shape, value.device, value.requires_grad))
-        elif isinstance(value, (list, tuple)):
-            key.append(len(value))
-            _note(value, tensors, key)
-        elif isinstance(value, dict):
-            key.append(tuple(value))
-            _note(value.values(), tensors, key)
-        else:
-            key.append(None)
+def _stream(device: torch.device) -> int:
+    marker = marker_of(device)
+    return 0 if marker is None else marker.stream()
+
+
+def _spread(labels: list[_Label], times: list[int]) -> Tensor:
+    """Each label so many times."""
+    lines = torch.tensor(labels, dtype=torch.int64, device="cpu")
+    return lines.repeat_interleave(torch.tensor(times, dtype=torch.int64, device="cpu"), 0)
 
 
 def _description(call: OpCall, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@
 #include "frames.h"
 #include "notes.h"
 #include "rows.h"
+#include "lists.h"
 #include "checksum.h"
 
 namespace {
@@ -42,6 +43,8 @@ PyMethodDef functions[] = {
      "(files, calls_forward) -> (code, instruction, module) of the user's code that is running, or None"},
     {"row_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(rows::row_key)), METH_FASTCALL,
      "(args, kwargs) -> (what the rows of a table tell, addresses, numbers), or None where Python has to look"},
+    {"state_of", lists::state_of, METH_O,
+     "tensors of one device and dtype -> (versions, bytes, dtype), or None where Python has to look at each"},
     NOTES_FUNCTIONS
     {nullptr, nullptr, 0, nullptr},
 };
