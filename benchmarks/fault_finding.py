@@ -1,11 +1,12 @@
 """Does OpAutoCompare name the guilty op, and nothing else? Single faults in models and ops, one at a time.
 
     python benchmarks/fault_finding.py [--device sim] [--only GPT] [--every 4] [--jobs 2] [--json FILE]
+    python benchmarks/fault_finding.py --device cuda --tf32 on --every 0    healthy runs alone, tf32 allowed
 
 Each fault breaks one kernel of the device (docs/faults.md) for one training step, or for one call of a single op. The
 call that used the broken kernel must be blamed, in the pass that used it. Two rules stand side by side: the contract's
-allclose, and the calibrated verdict. Healthy runs of the same models count false alarms. At the end: the smallest wrong
-factor that is found, for each dtype.
+allclose, and the calibrated verdict. Healthy runs of the same models, each with other weights and data, count false
+alarms. At the end: the smallest wrong factor that is found, for each dtype.
 
 Exit code 1 if a goal is missed: 99 % of the faults found by the verdict, no false alarm on the simulated accelerator.
 """
@@ -13,6 +14,7 @@ Exit code 1 if a goal is missed: 99 % of the faults found by the verdict, no fal
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import csv
 import io
@@ -37,6 +39,7 @@ os.environ["DITORCH_DISABLE_MOCK"] = "1"  # nothing here is written for CUDA
 
 from benchmarks import models
 
+MEASURES = ("max_abs_diff", "max_relative_diff", "cosine_distance", "max_ulp", "mean_ulp", "rmse_ratio", "severity")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # ---- what is broken ----------------------------------------------------------------------------------------------
@@ -118,27 +121,67 @@ class ModelWork:
             if parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn(parameter.shape)
         self._model.to(device=device, dtype=DTYPES[dtype])
-        self._data = [part.to(device) for part in data()]
-        if self._data[0].is_floating_point():
-            self._data[0] = self._data[0].to(DTYPES[dtype])
+        self._dtype, self._first_data = DTYPES[dtype], data()
+        self._set_data(self._first_data)
+        self._weights = [parameter.detach().clone() for parameter in self._model.parameters()]
 
-    def __call__(self) -> None:
+    def _set_data(self, data: list[torch.Tensor]) -> None:
+        self._data = [part.to(self._device, self._dtype if part.is_floating_point() else None) for part in data]
+
+    def vary(self, number: int) -> None:
+        """Other weights and data, so that a healthy step is not the last one again; 0: as at first."""
+        generator = torch.Generator().manual_seed(number)
+        with torch.no_grad():
+            for parameter, first in zip(self._model.parameters(), self._weights):
+                factors = 1 + (0.3 if number else 0.0) * torch.randn(first.shape, generator=generator)
+                parameter.copy_(first * factors.to(first))
+        self._set_data([_varied(part, generator) if number else part for part in self._first_data])
+
+    def __call__(self) -> list[torch.Tensor]:
+        """The loss and the gradients."""
         self._model.zero_grad()
-        self._model.loss(*self._data).backward()
+        loss = self._model.loss(*self._data)
+        loss.backward()
+        gradients = [parameter.grad for parameter in self._model.parameters()]
+        return [part for part in (loss, *gradients) if part is not None]
+
+
+def changed_by(fault: str, work: Callable[[], list[torch.Tensor]]) -> str:
+    """What a fault does to all that leaves the work: `nothing` (a kernel's result may be thrown away), a `rounding`,
+    which is a few units in the last place of a few numbers, or `something`."""
+    from ditorch.sim import faults
+
+    healthy = [part.detach().cpu() for part in work()]
+    with faults.inject(fault):
+        changed = [part.detach().cpu() for part in work()]
+    pairs = [(left, right) for left, right in zip(healthy, changed) if not left.equal(right)]
+    if not pairs:
+        return "nothing"
+    return "rounding" if all(_is_rounding(left, right) for left, right in pairs) else "something"
+
+
+def _varied(data: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if data.is_floating_point():
+        return torch.randn(data.shape, generator=generator)
+    return torch.randint(int(data.max()) + 1, data.shape, generator=generator)
 
 
 class OpWork:
-    """One op of torch's own op_db, forward and backward."""
+    """One op of torch's own op_db on some of its samples, forward and backward."""
 
-    def __init__(self, op: Any, sample: Any, dtype: str, device: str) -> None:
+    def __init__(self, op: Any, samples: list[Any], device: str) -> None:
         self.name = op.name
         self._op, self._device = op, device
-        self._args, self._kwargs = (sample.input, *sample.args), sample.kwargs
+        self._samples = [((sample.input, *sample.args), sample.kwargs) for sample in samples]
 
-    def __call__(self) -> None:
+    def __call__(self) -> list[torch.Tensor]:
+        """Its results and gradients."""
+        return [part for sample in self._samples for part in self._run(*sample)]
+
+    def _run(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
         from torch.utils import _pytree as pytree
 
-        args, kwargs = pytree.tree_map(self._moved, (self._args, self._kwargs))
+        args, kwargs = pytree.tree_map(self._moved, (args, kwargs))
         torch.manual_seed(0)
         result = self._op.op(*args, **kwargs)
         outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
@@ -146,12 +189,22 @@ class OpWork:
             generator = torch.Generator().manual_seed(1)
             gradients = [torch.randn(x.shape, generator=generator).to(x) for x in outputs]
             torch.autograd.backward(outputs, gradients)
+        made = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+        given = [x.grad for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        return [x for x in (*made, *given) if x is not None]
+
+    def vary(self, number: int) -> None:
+        """The op's sample stays what it is."""
 
     def _moved(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.detach().to(self._device).requires_grad_(value.requires_grad)
         return torch.device(self._device) if isinstance(value, torch.device) or value == "cpu" else value
 
+
+SAMPLES = 4  # of each op
+# nobody can tell whether fewer numbers than this, each off by so many units of its last place, are wrong or rounded
+ROUNDED_NUMBERS, ROUNDING_UNITS = 8, 4
 
 # Ops of op_db with kernels of their own, beside those that the models use.
 SINGLE_OPS = (
@@ -179,9 +232,25 @@ def op_works(dtype: str, device: str) -> Iterator[OpWork]:
             continue
         gradient = op.supports_autograd and DTYPES[dtype] in op.supported_backward_dtypes("cpu")
         samples = itertools.islice(op.sample_inputs("cpu", DTYPES[dtype], requires_grad=gradient), 12)
-        plain = [sample for sample in samples if isinstance(sample.input, torch.Tensor) or sample.args]
-        if plain:  # the largest says the most
-            yield OpWork(op, max(plain, key=_size), dtype, device)
+        plain = [sample for sample in samples if _can_be_compared(op, sample)]
+        if plain:  # the largest say the most
+            yield OpWork(op, sorted(plain, key=_size)[-SAMPLES:], device)
+
+
+def _is_rounding(healthy: torch.Tensor, changed: torch.Tensor) -> bool:
+    if not healthy.is_floating_point() or healthy.shape != changed.shape:
+        return False
+    unit = torch.finfo(healthy.dtype).eps * healthy.double().abs()
+    distance = (healthy.double() - changed.double()).abs()
+    return bool((distance <= ROUNDING_UNITS * unit).all()) and int((distance > 0).sum()) < ROUNDED_NUMBERS
+
+
+def _can_be_compared(op: Any, sample: Any) -> bool:
+    from op_tools.comparing import chance
+
+    if chance.is_random(f"torch.{op.name}", (sample.input, *sample.args), sample.kwargs):
+        return False  # attention with dropout
+    return isinstance(sample.input, torch.Tensor) or bool(sample.args)
 
 
 def _size(sample: Any) -> int:
@@ -203,7 +272,7 @@ class Outcome:
     alarms: dict[str, list[str]] = field(default_factory=dict)
 
 
-def observed(work: Callable[[], None], injected: Any, reference: str) -> Outcome:
+def observed(work: Callable[[], object], injected: Any, reference: str) -> Outcome:
     """Runs the work once under OpAutoCompare, with a second tool that notes which calls the fault has struck."""
     import op_tools
     from op_tools.tool import Tool
@@ -234,14 +303,46 @@ def observed(work: Callable[[], None], injected: Any, reference: str) -> Outcome
                 outcome.used.add((call.id, "backward"))
                 outcome.guilty.add(call.id)
 
+    class Compare(op_tools.OpAutoCompare):
+        """The device as reference is a healthy one: a fault that higher precision shares, it cannot see."""
+
+        def before(self, call: Any) -> Any:
+            with spared(injected):
+                return super().before(call)
+
+        def after(self, call: Any, state: Any) -> Any:
+            with spared(injected):
+                return super().after(call, state)
+
+        def flowed(self, call: Any, state: Any, gradients: Any) -> None:
+            with spared(injected):
+                super().flowed(call, state, gradients)
+
+        def stopped(self) -> None:
+            with spared(injected):
+                super().stopped()
+
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        with op_tools.OpAutoCompare(verbose=0, out=folder, reference=reference), Truth(verbose=0):
+        with Compare(verbose=0, out=folder, reference=reference), Truth(verbose=0):
             work()
         for path in Path(folder).glob("op_autocompare_result/*.csv"):
             with open(path, newline="") as file:
                 for row in csv.DictReader(file):
                     _take(row, outcome)
     return outcome
+
+
+@contextlib.contextmanager
+def spared(injected: Any) -> Iterator[None]:
+    """In this block the kernels are healthy, in every thread: the reference's backward pass has one of its own."""
+    installed = [one for one in ([] if injected is None else injected._active) if "apply" not in vars(one)]
+    for one in installed:
+        one.apply = lambda op, device_type, args, kwargs, run: run(*args, **kwargs)
+    try:
+        yield
+    finally:
+        for one in installed:
+            del one.apply
 
 
 def _take(row: dict[str, str], outcome: Outcome) -> None:
@@ -251,7 +352,8 @@ def _take(row: dict[str, str], outcome: Outcome) -> None:
     for rule, is_blamed in (("allclose", row["allclose"] != "True"), ("verdict", row["verdict"] == "wrong")):
         if is_blamed:
             outcome.blamed[rule].add(call)
-            outcome.alarms[rule].append(f"{name} {what}: {row['reason']}")
+            numbers = ", ".join(f"{column} {row[column]}" for column in MEASURES if row[column])
+            outcome.alarms[rule].append(f"{name} {what}: {row['reason'] or 'not close'} ({numbers}; {row['where']})")
 
 
 # ---- a batch of runs, in a process of its own --------------------------------------------------------------------
@@ -284,12 +386,16 @@ class Batch:
     healthy_values: int = 0
     alarms: dict[str, list[str]] = field(default_factory=lambda: {"allclose": [], "verdict": []})
     limits: dict[str, float] = field(default_factory=dict)
+    roundings: int = 0  # faults that only round a few numbers otherwise, and are not counted
     seconds: float = 0.0
 
 
-def run_batch(job: tuple[str, str, str, int, int, str]) -> Batch:
-    name, dtype, device, healthy_steps, stride, reference = job
+def run_batch(job: tuple[str, str, argparse.Namespace]) -> Batch:
+    name, dtype, options = job
+    device, reference = options.device, options.reference
     torch.set_num_threads(1)
+    if options.tf32 != "default":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32 == "on"
     warnings.simplefilter("ignore")
     _start(device)
     begin = time.perf_counter()
@@ -299,16 +405,22 @@ def run_batch(job: tuple[str, str, str, int, int, str]) -> Batch:
         for index, work in enumerate(works):
             if not _works(work):
                 continue
-            for _ in range(healthy_steps if name != "ops" else 1):
+            for number in range(options.healthy_steps if name != "ops" else 1):
+                if time.perf_counter() - begin > options.healthy_seconds:
+                    break
+                work.vary(number)
                 _healthy(batch, work, reference)
+            if not options.every:
+                continue
+            work.vary(0)
             kernels = _kernels_of(work)
             # of the many combinations some, and others for each dtype and op
             planned = list(faults_for(kernels, dtype))
-            step = stride * 4 if name == "ops" else stride
+            step = options.every * 4 if name == "ops" else options.every
             planned = planned[(index + list(DTYPES).index(dtype)) % step :: step]
             for kernel, phase, text in planned:
                 _broken(batch, work, dtype, kernel, phase, text, reference)
-        if name == "GPT":
+        if name == "GPT" and options.every and not options.no_limits:
             batch.limits = _limits(works[0], reference)
     batch.seconds = time.perf_counter() - begin
     return batch
@@ -321,7 +433,7 @@ def _start(device: str) -> None:
         sim.start()
 
 
-def _works(work: Callable[[], None]) -> bool:
+def _works(work: Callable[[], object]) -> bool:
     try:
         work()
     except (RuntimeError, NotImplementedError):
@@ -329,7 +441,7 @@ def _works(work: Callable[[], None]) -> bool:
     return True
 
 
-def _healthy(batch: Batch, work: Callable[[], None], reference: str) -> None:
+def _healthy(batch: Batch, work: Callable[[], object], reference: str) -> None:
     outcome = observed(work, None, reference)
     batch.healthy_calls += outcome.calls
     batch.healthy_values += outcome.values
@@ -337,7 +449,7 @@ def _healthy(batch: Batch, work: Callable[[], None], reference: str) -> None:
         batch.alarms[rule] += alarms
 
 
-def _kernels_of(work: Callable[[], None]) -> list[tuple[str, str]]:
+def _kernels_of(work: Callable[[], object]) -> list[tuple[str, str]]:
     with Kernels() as kernels:
         work()
     return list(kernels.used)
@@ -349,6 +461,10 @@ def _broken(batch: Batch, work: Any, dtype: str, kernel: str, phase: str, text: 
 
     begin = time.perf_counter()
     try:
+        change = changed_by(text, work)
+        batch.roundings += change == "rounding"
+        if change != "something":
+            return
         with faults.inject(text) as injected:
             outcome = observed(work, injected, reference)
     except (FaultError, IndexError):
@@ -372,7 +488,7 @@ def _broken(batch: Batch, work: Any, dtype: str, kernel: str, phase: str, text: 
     )
 
 
-def _limits(work: Callable[[], None], reference: str) -> dict[str, float]:
+def _limits(work: Callable[[], object], reference: str) -> dict[str, float]:
     """For some kernels of the GPT: the smallest wrong factor that is blamed, of 10 %, 3 %, 1 %, 0.3 % …"""
     from ditorch.sim import faults
 
@@ -414,7 +530,7 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
-def report(batches: list[Batch]) -> None:
+def report(batches: list[Batch], options: argparse.Namespace) -> None:
     rows = []
     for batch in batches:
         for rule in ("allclose", "verdict"):
@@ -447,8 +563,8 @@ def report(batches: list[Batch]) -> None:
     if missed:
         table("Not found by the verdict", ("work", "dtype", "kernel", "fault"), missed)
     for batch in batches:
-        for alarm in batch.alarms["verdict"][:10]:
-            print(f"false alarm in {batch.work}, {batch.dtype}: {alarm}")
+        for alarm, times in collections.Counter(batch.alarms["verdict"]).most_common(options.alarms):
+            print(f"false alarm in {batch.work}, {batch.dtype} ({times} times): {alarm}")
     limits = {batch.dtype: batch.limits for batch in batches if batch.limits}
     if limits:
         kernels = dict.fromkeys(kernel for found in limits.values() for kernel in found)
@@ -466,25 +582,31 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="*", default=list(DTYPES))
     parser.add_argument("--reference", default="cpu")
     parser.add_argument("--healthy-steps", type=int, default=50)
-    parser.add_argument("--every", type=int, default=4, help="of all combinations, every so many; 1: all, an hour")
+    parser.add_argument("--healthy-seconds", type=float, default=1e9, help="no more healthy steps after so long")
+    parser.add_argument("--no-limits", action="store_true", help="the smallest factors found are not asked for")
+    parser.add_argument("--every", type=int, default=4, help="of all faults, every so many; 1: all, an hour; 0: none")
+    parser.add_argument("--tf32", choices=("default", "on", "off"), default="default", help="CUDA's matrix units")
+    parser.add_argument("--alarms", type=int, default=20, help="false alarms that are listed, for each work and dtype")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    jobs = [
-        (name, dtype, options.device, options.healthy_steps, options.every, options.reference)
-        for name in options.only
-        for dtype in options.dtypes
-    ]
+    jobs = [(name, dtype, options) for name in options.only for dtype in options.dtypes]
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.jobs, maxtasksperchild=1) as pool:
         batches = pool.map(run_batch, jobs, chunksize=1) if options.jobs > 1 else [run_batch(job) for job in jobs]
-    report(batches)
+    report(batches, options)
     if options.json:
         options.json.write_text(json.dumps([asdict(batch) for batch in batches], indent=1))
     found = [fault.found["verdict"] for batch in batches for fault in batch.faults]
     alarms = sum(len(batch.alarms["verdict"]) for batch in batches)
     calls = sum(batch.healthy_calls for batch in batches)
     recall = sum(found) / max(len(found), 1)
+    roundings = sum(batch.roundings for batch in batches)
+    if roundings:
+        print(
+            f"not counted: {roundings} faults that change fewer than {ROUNDED_NUMBERS} numbers, "
+            f"by at most {ROUNDING_UNITS} units in the last place"
+        )
     print(f"{len(found)} faults, {100 * recall:.2f} % found; {alarms} false alarms in {calls:,} healthy calls")
     sys.exit(recall < 0.99 or (options.device == "sim" and alarms > 0))
 

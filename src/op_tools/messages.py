@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 
@@ -13,12 +14,16 @@ _lock = threading.Lock()
 
 def say(text: str) -> None:
     """Prints in one piece, so that lines of several threads do not mix."""
-    sys.stdout.write(text + "\n")
+    try:
+        sys.stdout.write(text + "\n")
+    except (OSError, ValueError, AttributeError) as error:  # a closed pipe, a full disk, no terminal
+        complain_once("say", text=f"what the tools say cannot be printed ({error}); training goes on")
 
 
 def complain(text: str) -> None:
     """An error of a tool: it is shown at every verbosity, and training goes on."""
-    sys.stderr.write(f"op_tools: {text}\n")
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"op_tools: {text}\n")
 
 
 def in_short(error: BaseException) -> str:

@@ -61,6 +61,14 @@ def test_traits_are_found_by_full_names(name, trait):
 
 def test_an_op_that_nobody_has_described():
     assert traits.of("my_package.my_op") is None
+    assert traits.has("my_package.my_op", Trait.SUMS)
+    assert not traits.has("my_package.my_op", Trait.EXACT | Trait.VIEW)
+
+
+def test_what_is_fine_is_computed_element_by_element():
+    assert [
+        name for name, found in traits._BY_NAME.items() if Trait.FINE in found and Trait.POINTWISE not in found
+    ] == []
 
 
 def test_no_op_is_both_exact_and_random():
@@ -69,7 +77,9 @@ def test_no_op_is_both_exact_and_random():
     assert both == []
 
 
-@pytest.mark.skipif(not hasattr(torch, "hash_tensor"), reason="an older torch lacks some of the ops")
+@pytest.mark.skipif(
+    not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="an older torch lacks some of the ops"
+)
 def test_catalogued_names_exist_somewhere_in_torch():
     """A misspelt entry would never be found."""
     homes = [

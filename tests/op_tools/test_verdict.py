@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from op_tools.comparing import verdict
+from op_tools.comparing.screen import Look, Screen
 from op_tools.comparing.tolerance import Tolerance
 from op_tools.comparing.verdict import LOW_SUMS, judge, judge_exact, precision_of, same_bits
 
@@ -16,7 +17,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def numbers(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def rounded(expected, dtype):
@@ -128,6 +129,13 @@ def test_bfloat16_inside_a_float32_kernel_is_found():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_factor_is_found_in_few_numbers(dtype):
+    expected = numbers(20)
+    found = verdict_on(rounded(rounded(expected, dtype) * 1.01, dtype), expected, rounded(expected, dtype))
+    assert not found.right
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_one_wrong_element_is_found_and_named(dtype):
     expected = numbers(300, 400)
     expected[123, 321] = 1.5
@@ -151,6 +159,18 @@ def test_nan_and_infinity_out_of_finite_numbers_are_found(dtype, wrong):
     assert found.measures.nonfinite == 1
     assert found.measures.first_bad == (4, 2)
     assert not found.measures.allclose
+
+
+def test_a_small_element_is_found_where_each_is_rounded_on_its_own():
+    expected = numbers(64, 64)
+    expected[5, 6] = 1e-3
+    got = expected.bfloat16()
+    got[5, 6] = 8e-3
+    same = expected.bfloat16()
+    fine = precision_of(torch.bfloat16, floor=2.0**-12)
+    assert judge(got, expected, same, precision_of(torch.bfloat16), ANY).right
+    assert judge(got, expected, same, fine, ANY).measures.first_bad == (5, 6)
+    assert judge(same, expected, same, fine, ANY).right
 
 
 def test_a_stale_tail_is_found():
@@ -214,6 +234,50 @@ def test_what_moves_with_the_inputs_is_not_blamed():
     assert not verdict_on(got, expected, expected.float(), sensitivity=sensitivity).right
     sensitivity[7] = 1.0
     assert verdict_on(got, expected, expected.float(), sensitivity=sensitivity).right
+
+
+# ---- a first look on the device --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("factor", [1.0, 1 + 1e-7, 1 + 1e-5, 1.001, 1.004, 1.008, 1.02])
+@pytest.mark.parametrize("shape", [(), (3,), (64, 64)])
+def test_a_first_look_clears_only_what_a_full_verdict_clears(dtype, factor, shape):
+    expected = numbers(*shape)
+    got = rounded(factor * rounded(expected, dtype), dtype)
+    precision = precision_of(dtype)
+    found = verdict.Found(*verdict.first_look(got, expected, precision, ANY).tolist())
+    seen = verdict.cleared(found, precision, ANY, got.numel())
+    full = judge(got, expected, None, precision, ANY)
+    assert (seen is not None) is full.right
+    if seen is not None:
+        assert seen.severity == full.severity
+        assert seen.measures == full.measures or math.isnan(seen.measures.rmse_ratio)
+        assert seen.measures._replace(rmse_ratio=0) == full.measures._replace(rmse_ratio=0)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_first_look_clears_nothing_that_is_not_finite(wrong):
+    expected = numbers(100)
+    got = expected.float()
+    got[3] = wrong
+    precision = precision_of(torch.float32)
+    found = verdict.Found(*verdict.first_look(got, expected, precision, ANY).tolist())
+    assert verdict.cleared(found, precision, ANY, 100) is None
+
+
+def test_looks_at_several_pairs_are_answered_in_order():
+    precision = precision_of(torch.float32)
+    expected = [numbers(10, seed=seed) for seed in range(4)]
+    looks = [Look(one.float(), one, precision, ANY) for one in expected]
+    looks[1] = Look(expected[1].float() + 1, expected[1], precision, ANY)
+    looks[2] = Look(torch.arange(5), torch.arange(5), None, ANY)
+    looks.append(Look(torch.arange(5), torch.arange(5) + 1, None, ANY))
+    looks.append(Look(torch.empty(0), torch.empty(0), precision, ANY))
+    screen = Screen(torch.device("cpu"))
+    screen.looks += looks
+    screen.launch()
+    assert [one is not None and one.right for one in screen.read()] == [True, False, True, True, False, True]
 
 
 # ---- complex, exact, bits --------------------------------------------------------------------------------------------

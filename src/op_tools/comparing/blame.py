@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 from op_tools import show
 from op_tools.call import OpCall
 from op_tools.comparing.compare import Comparison, Row
-from op_tools.comparing.verdict import EQUAL
+from op_tools.comparing.verdict import EQUAL, Measures
+from op_tools.rows import cell
 
 _MOST_ROWS = 30  # of the summary
 # the contract's columns …
@@ -43,39 +45,42 @@ CSV = (
 )
 
 
-def csv_row(call: OpCall, row: Row) -> list[Any]:
-    """One value compared, with everything that is known about it."""
-    measures = EQUAL if row.verdict is None else row.verdict.measures
-    word = "skipped" if row.verdict is None else "right" if row.verdict.right else "wrong"
-    number = show.number
-    return [
-        call.id,
-        row.name,
-        row.is_close,
-        number(measures.cosine),
-        number(measures.max_abs_diff),
-        number(measures.max_relative_diff),
-        number(row.atol),
-        number(row.rtol),
-        row.error_info,
-        _short(1 - measures.cosine),
-        _short(measures.max_ulp),
-        _short(measures.mean_ulp),
-        _short(measures.rmse_ratio),
-        "" if measures.first_bad is None else list(measures.first_bad),
-        _short(measures.bad_share),
-        measures.nonfinite,
-        word,
-        row.reason if row.verdict is None else row.verdict.reason,
-        _short(0.0 if row.verdict is None else row.verdict.severity),
-        call.step,
-        call.where.module,
-        call.where.line(),
-    ]
+def csv_line(call: OpCall, row: Row) -> str:
+    """One value compared, with everything that is known about it, as it stands in the file."""
+    judged = row.verdict
+    if judged is None:
+        measures, end = EQUAL, f"skipped,{cell(row.reason)},0"
+    elif judged.right:
+        measures, end = judged.measures, f"right,,{judged.severity:.4g}"
+    else:
+        measures, end = judged.measures, f"wrong,{cell(judged.reason)},{_short(judged.severity)}"
+    contract, ours = _EQUAL if measures is EQUAL else _numbers(measures)
+    where = call.where
+    return (
+        f"{call.id},{cell(row.name)},{row.is_close},{contract},{_limits(row.atol, row.rtol)},"
+        f"{cell(row.error_info)},{ours},{end},{call.step},{cell(where.module)},{cell(where.line())}"
+    )
+
+
+def _numbers(measures: Measures) -> tuple[str, str]:
+    """The contract's columns, and ours."""
+    _, most, relative, cosine, max_ulp, mean_ulp, ratio, share, bad, nonfinite = measures
+    first = "" if bad is None else cell(str(list(bad)))
+    return f"{cosine:.9f},{most:.9f},{relative:.9f}", (
+        f"{_short(1 - cosine)},{max_ulp:.4g},{mean_ulp:.4g},{_short(ratio)},{first},{share:.4g},{nonfinite}"
+    )
+
+
+@functools.lru_cache(maxsize=1000)
+def _limits(atol: float, rtol: float) -> str:
+    return f"{show.number(atol)},{show.number(rtol)}"
 
 
 def _short(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.4g}"
+
+
+_EQUAL = _numbers(EQUAL)
 
 
 def comparison_table(rows: Iterable[Row]) -> str:

@@ -26,9 +26,8 @@ class Draws(NamedTuple):
 def is_random(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True where this call's result depends on random numbers: dropout in training, not in evaluation."""
     base = traits.base_name(name)
-    found = traits.of(name)
-    if found is not None and Trait.RANDOM in found:
-        if Trait.DROPOUT in found or base in ("alpha_dropout", "feature_alpha_dropout"):
+    if traits.has(name, Trait.RANDOM):
+        if traits.has(name, Trait.DROPOUT) or base in ("alpha_dropout", "feature_alpha_dropout"):
             return drop_rate(args, kwargs) not in (0.0, 1.0) and _in_training(args, kwargs)
         if base == "rrelu":
             return bool(_argument(args, kwargs, 3, "training", False))

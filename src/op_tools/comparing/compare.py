@@ -5,21 +5,23 @@ The tool does it while a program runs, replay does it with calls from disk, a wo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
 
 from op_tools import trees
-from op_tools.comparing import chance, order, reference, traits, verdict
+from op_tools.comparing import chance, lists, order, reference, traits, verdict
 from op_tools.comparing.pair import CannotCompare, Gradient, Input, Many, Output, Pair, Part, Seen, dense, end_to_end
 from op_tools.comparing.reference import Arguments, Run
+from op_tools.comparing.screen import Look
 from op_tools.comparing.tolerance import Tolerance, Tolerances
 from op_tools.comparing.traits import Trait
-from op_tools.comparing.verdict import Verdict
+from op_tools.comparing.verdict import Precision, Verdict
 from op_tools.recording import snapshot
 from op_tools.rerouting.dtypes import read_cast_tables
 
@@ -54,10 +56,18 @@ class Comparison:
     casts: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
     failure: str = ""
     skipped: str = ""
+    pair: Pair | None = None  # the runs, if they can be used again for the gradients
 
     @property
     def is_wrong(self) -> bool:
         return any(row.is_wrong for row in self.rows)
+
+
+class Glance(NamedTuple):
+    """A row, and the look that will decide it; None where it is decided."""
+
+    row: Row
+    look: Look | None
 
 
 class Comparer:
@@ -78,28 +88,38 @@ class Comparer:
         self._on_device = on_device
         self._slack = slack
 
-    def forward(self, seen: Seen) -> Comparison:
-        """Inputs, which the call may have damaged, and outputs."""
+    def forward(self, seen: Seen, with_graph: bool = False) -> Comparison:
+        """Inputs, which the call may have damaged, and outputs. With a graph, the runs are kept for `backward`."""
         if Trait.EMPTY in (traits.of(seen.name) or Trait.SUMS):
             return Comparison(skipped="uninitialised memory")
         if chance.is_random(seen.name, seen.given.args, seen.given.kwargs):
             return self._random_forward(seen)
         try:
-            pair = self._pair(seen)
+            pair = self._pair(seen, with_graph=with_graph)
             known: dict[int, Row] = {}  # by the id of a tensor: a call that works in place returns an argument
             rows = [] if seen.kept is None else list(self._input_rows(seen, seen.kept, pair, known))
-            return Comparison(rows + self._output_rows(seen, pair, known), pair.expected, None, pair.casts)
+            rows += self._output_rows(seen, pair, known)
+            kept = pair if with_graph and not pair.is_exact else None
+            return Comparison(rows, pair.expected, None, pair.casts, pair=kept)
         except CannotCompare as error:
             return Comparison(failure=str(error))
 
     def backward(
-        self, seen: Seen, grad_outputs: Sequence[Tensor | None], grad_inputs: Sequence[Tensor | None]
+        self,
+        seen: Seen,
+        grad_outputs: Sequence[Tensor | None],
+        grad_inputs: Sequence[Tensor | None],
+        pair: Pair | None = None,
     ) -> Comparison:
-        """The gradients that flowed out of the call's inputs, for those that flowed into its outputs."""
+        """The gradients that flowed out of the call's inputs, for those that flowed into its outputs.
+
+        `pair`: the runs that `forward` has kept.
+        """
         if chance.is_random(seen.name, seen.given.args, seen.given.kwargs):
             return self._random_backward(seen, grad_outputs, grad_inputs)
         try:
-            pair = self._pair(seen, grad_outputs)
+            if pair is None or not pair.run_backward(grad_outputs):
+                pair = self._pair(seen, grad_outputs)
             rows = [
                 self._row(f"{seen.name} {label}", got, pair, Gradient(place))
                 for place, (label, got) in enumerate(zip(_gradient_labels(seen.given), grad_inputs))
@@ -120,17 +140,114 @@ class Comparer:
             ]
         )
 
-    def _pair(self, seen: Seen, grad_outputs: Sequence[Tensor | None] | None = None) -> Pair:
+    def _pair(self, seen: Seen, grad_outputs: Sequence[Tensor | None] | None = None, with_graph: bool = False) -> Pair:
         table = self._cast_table(seen.name)
         higher = reference.HIGHER if table is None else {**reference.HIGHER, **table}
         if self._on_device:
             higher = reference.higher_on(seen.given.tensors, higher)
-        return Pair(seen, higher, grad_outputs, self._on_device, self._slack)
+        return Pair(seen, higher, grad_outputs, self._on_device, self._slack, with_graph)
+
+    # ---- a first look on the device ----------------------------------------------------------------------------------
+
+    def pair_to_glance_at(self, seen: Seen, with_graph: bool) -> Pair | None:
+        """The runs for a first look; None where only a full comparison will do."""
+        if traits.of(seen.name) is None or traits.has(seen.name, Trait.EMPTY):
+            return None
+        if chance.is_random(seen.name, seen.given.args, seen.given.kwargs):
+            return None
+        pair = self._pair(seen, with_graph=with_graph)
+        return pair if pair.same is None else None
+
+    def forward_glances(self, seen: Seen, pair: Pair) -> list[Glance] | None:
+        """As `forward`, without waiting; None where only a full comparison will do."""
+        got = [seen.result] if isinstance(seen.result, Tensor) else [value for _, value in trees.leaves(seen.result)]
+        if got and len(got) != len(pair.expected.results):
+            return None
+        glances = [] if seen.kept is None else self._input_glances(seen, seen.kept, pair)
+        known = {id(seen.kept.leaves[index]) for index in pair.changed} if seen.kept is not None else set()
+        names = _numbered(f"{seen.name} output", len(got))
+        if reference.is_long_list(seen.result):
+            if not all(id(value) in known for value in got):
+                glances.append(self._glances_of_list(names, got, pair, [Output(index) for index in range(len(got))]))
+        else:
+            for index, (name, value) in enumerate(zip(names, got)):
+                if id(value) not in known:
+                    glances.append(self._glance(name, value, pair, Output(index)))
+        return _all_or_none(glances)
+
+    def _input_glances(self, seen: Seen, kept: Arguments, pair: Pair) -> list[Glance | None]:
+        names = [f"{seen.name} {label}" for label in seen.given.labels("input")]
+        glances: list[Glance | None] = []
+        together: set[int] = set()
+        for places in seen.given.long_lists():
+            listed = slice(places.start, places.stop)
+            changed = [index in pair.changed for index in places]
+            if all(changed):
+                parts = [Input(index) for index in places]
+                glances.append(self._glances_of_list(names[listed], kept.leaves[listed], pair, parts))
+            elif not any(changed):
+                before, after = end_to_end(seen.given.leaves[listed]), end_to_end(kept.leaves[listed])
+                glances.append(self._unchanged_glance(_range_of(names[listed]), before, after, pair))
+            else:
+                continue
+            together.update(places)
+        for index, (name, before, after) in enumerate(zip(names, seen.given.leaves, kept.leaves)):
+            if index not in together:
+                is_changed = index in pair.changed
+                glances.append(
+                    self._glance(name, after, pair, Input(index))
+                    if is_changed
+                    else self._unchanged_glance(name, before, after, pair)
+                )
+        return glances
+
+    def _glances_of_list(
+        self, names: Sequence[str], got: Sequence[Any], pair: Pair, parts: Sequence[Input | Output]
+    ) -> Glance | None:
+        return self._glance(_range_of(names), end_to_end(got), pair, Many(tuple(parts)))
+
+    def backward_glances(
+        self,
+        seen: Seen,
+        pair: Pair,
+        grad_outputs: Sequence[Tensor | None],
+        grad_inputs: Sequence[Tensor | None],
+    ) -> list[Glance] | None:
+        """As `backward`, without waiting; None where only a full comparison will do."""
+        if not pair.run_backward(grad_outputs):
+            return None
+        glances = [
+            self._glance(f"{seen.name} {label}", got, pair, Gradient(place))
+            for place, (label, got) in enumerate(zip(_gradient_labels(seen.given), grad_inputs))
+            if got is not None and pair.expected_part(Gradient(place)) is not None
+        ]
+        return _all_or_none(glances)
+
+    def _glance(self, name: str, got: Any, pair: Pair, part: Part) -> Glance | None:
+        expected, tolerance = pair.expected_part(part), self._tolerances.of(pair.name, got)
+        if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
+            judged = _judge_plain(got, expected, None, tolerance)
+            return Glance(Row(name, judged, *tolerance), None) if judged.right else None
+        if got.shape != expected.shape or not _is_plain(got) or not _is_plain(expected) or got.is_cpu:
+            return None
+        precision = pair.precision(got, None) if got.is_floating_point() else None
+        row = Row(name, None, *tolerance, _error_info(got, expected))
+        return Glance(row, Look(got, expected, precision, tolerance))
+
+    def _unchanged_glance(self, name: str, before: Any, after: Any, pair: Pair) -> Glance | None:
+        tolerance = self._tolerances.of(pair.name, before)
+        if not isinstance(before, Tensor) or after is before:
+            return Glance(Row(name, verdict.RIGHT, *tolerance), None)
+        if not _is_plain(before) or before.is_cpu:
+            return None
+        return Glance(Row(name, None, *tolerance), Look(after, before, None, tolerance))
 
     # ---- the parts of a call -----------------------------------------------------------------------------------------
 
     def _output_rows(self, seen: Seen, pair: Pair, known: dict[int, Row]) -> list[Row]:
         got = [value for _, value in trees.leaves(seen.result)]
+        if not got and isinstance(seen.given, lists.Joined):
+            return []  # what it returns is what it was given
         if len(got) != len(pair.expected.results):
             raise CannotCompare(f"{len(got)} results on the device, {len(pair.expected.results)} as reference")
         names = _numbered(f"{seen.name} output", len(got))
@@ -272,6 +389,15 @@ def compare_call(
     return found
 
 
+def _all_or_none(glances: Sequence[Glance | None]) -> list[Glance] | None:
+    found = [glance for glance in glances if glance is not None]
+    return found if len(found) == len(glances) else None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_neg()
+
+
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 
 
@@ -288,8 +414,30 @@ def _judge_numbers(
         again = verdict.judge(got, expected, other, pair.precision(got, other), tolerance)
         if again.right:
             return again
-    second_look = pair.sensitivity(part, precision)
-    return judged if second_look is None else verdict.judge(got, expected, same, precision, tolerance, second_look)
+    if Trait.ORDER in pair.traits and isinstance(part, Gradient):
+        summed = _judge_ties(got, expected, same, pair, precision, tolerance)
+        if summed is not None and summed.right:
+            return summed
+    for roughly in (False, True) if pair.may_add_roughly(part, precision) else (False,):
+        second_look = pair.sensitivity(part, precision, roughly)
+        if second_look is not None:
+            judged = verdict.judge(got, expected, same, precision, tolerance, second_look)
+        if judged.right:
+            break
+    return judged
+
+
+def _judge_ties(
+    got: Tensor, expected: Tensor, same: Tensor | None, pair: Pair, precision: Precision, tolerance: Tolerance
+) -> Verdict | None:
+    """A gradient that may go to any of several equal values; None where there are none."""
+    ties = order.Ties(pair.name, pair.expected.arguments)
+    if not ties.exist:
+        return None
+    summed = [None if one is None else ties.summed(one.double()) for one in (got, expected, same)]
+    assert summed[0] is not None
+    assert summed[1] is not None
+    return verdict.judge(summed[0], summed[1], summed[2], precision, tolerance)
 
 
 def _judge_exactly(got: Tensor, expected: Tensor, same: Tensor | None, pair: Pair, part: Part) -> Verdict:
@@ -336,5 +484,10 @@ def _gradient_labels(given: Arguments) -> list[str]:
 
 def _error_info(got: Tensor, expected: Any) -> str:
     if isinstance(expected, Tensor) and expected.dtype is not got.dtype:
-        return f"Inconsistent dtypes: {got.dtype} {expected.dtype}"
+        return _inconsistent(got.dtype, expected.dtype)
     return ""
+
+
+@functools.lru_cache(maxsize=1000)
+def _inconsistent(got: torch.dtype, expected: torch.dtype) -> str:
+    return f"Inconsistent dtypes: {got} {expected}"

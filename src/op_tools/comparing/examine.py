@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
-from op_tools import messages, paths, show, trees
+from op_tools import gradients, messages, paths, show, trees
 from op_tools.call import OpCall
 from op_tools.comparing import blame
 from op_tools.comparing.compare import Comparer, Comparison
-from op_tools.comparing.pair import Seen
+from op_tools.comparing.pair import Pair, Seen
 from op_tools.recording import snapshot, store
 
 _MOST_SHOWN = 8  # wrong calls of one place in the program that are shown and saved in full
@@ -44,9 +44,9 @@ class Examiner:
         self._confirm = confirm
         self._wrong: dict[tuple[str, str, str], int] = {}
 
-    def forward(self, call: OpCall, seen: Seen) -> Outcome:
-        """Inputs and outputs of a call."""
-        comparison = self._comparer.forward(seen)
+    def forward(self, call: OpCall, seen: Seen, with_graph: bool = False) -> Outcome:
+        """Inputs and outputs of a call. With a graph, the comparison has the runs that `backward` can use again."""
+        comparison = self._comparer.forward(seen, with_graph)
         if self._confirm is not None and (comparison.is_wrong or comparison.failure):
             return self._confirm.forward(call, seen.on_host())
         return self._forward_outcome(call, seen, comparison)
@@ -55,16 +55,26 @@ class Examiner:
         """A call that has only looked at its input's memory in another way."""
         return self._forward_outcome(call, seen, self._comparer.same_memory(seen))
 
-    def backward(self, call: OpCall, seen: Seen, grad_outputs: Gradients, grad_inputs: Gradients) -> Outcome:
-        """The gradients of a call."""
-        comparison = self._comparer.backward(seen, grad_outputs, grad_inputs)
+    def backward(
+        self,
+        call: OpCall,
+        seen: Seen,
+        grad_outputs: Gradients,
+        grad_inputs: Gradients,
+        flowing: gradients.Gradients | None = None,
+        pair: Pair | None = None,
+    ) -> Outcome:
+        """The gradients of a call. `flowing` are the device's own, where the others are copies."""
+        comparison = self._comparer.backward(seen, grad_outputs, grad_inputs, pair)
         if self._confirm is not None and (comparison.is_wrong or comparison.failure):
-            return self._confirm.backward(call, seen.on_host(), *snapshot.host_copy((grad_outputs, grad_inputs)))
+            outputs, inputs = snapshot.host_copy((grad_outputs, grad_inputs))
+            flowing = gradients.Gradients(list(grad_inputs), list(grad_outputs))
+            return self._confirm.backward(call, seen.on_host(), outputs, inputs, flowing)
         return self._outcome(
             call,
             comparison,
             "backward",
-            lambda: _backward_rows(call.name, grad_outputs, grad_inputs, comparison, self._place),
+            lambda: _backward_rows(seen, grad_outputs, grad_inputs, flowing, comparison, self._place),
             lambda: _backward_parts(seen, grad_outputs, grad_inputs, comparison, self._place),
         )
 
@@ -73,7 +83,7 @@ class Examiner:
             call,
             comparison,
             "forward",
-            lambda: _forward_rows(call.name, seen, comparison, self._place),
+            lambda: _forward_rows(call, seen, comparison, self._place),
             lambda: _forward_parts(seen, comparison, self._place),
         )
 
@@ -114,9 +124,13 @@ class Examiner:
         return saved
 
 
-def _forward_rows(name: str, seen: Seen, comparison: Comparison, place: str) -> list[TableRow]:
-    rows = show.argument_rows(name, "inputs", trees.arguments(seen.given.args, seen.given.kwargs))
-    rows += show.argument_rows(name, "outputs", trees.results(seen.result))
+def _forward_rows(call: OpCall, seen: Seen, comparison: Comparison, place: str) -> list[TableRow]:
+    name, has_tensors = call.name, bool(call.args or call.kwargs or call.result is not None)
+    args, kwargs = (call.args, call.kwargs) if has_tensors else (seen.given.args, seen.given.kwargs)
+    rows = show.argument_rows(name, "inputs", trees.arguments(args, kwargs))
+    rows += show.argument_rows(name, "outputs", trees.results(call.result if has_tensors else seen.result))
+    if not has_tensors:
+        rows = _as_on_device(rows, seen)
     if comparison.run is not None:
         again = comparison.run.arguments
         rows += show.argument_rows(name, f"inputs({place})", trees.arguments(again.args, again.kwargs))
@@ -125,12 +139,37 @@ def _forward_rows(name: str, seen: Seen, comparison: Comparison, place: str) -> 
 
 
 def _backward_rows(
-    name: str, outputs: Gradients, inputs: Gradients, comparison: Comparison, place: str
+    seen: Seen,
+    outputs: Gradients,
+    inputs: Gradients,
+    flowing: gradients.Gradients | None,
+    comparison: Comparison,
+    place: str,
 ) -> list[TableRow]:
+    name = seen.name
+    if flowing is not None:
+        outputs, inputs = flowing.outputs, flowing.inputs
     rows = show.argument_rows(name, "grad_outputs", trees.arguments(tuple(outputs), {}))
     rows += show.argument_rows(name, "grad_inputs", trees.arguments(tuple(inputs), {}))
+    if flowing is None:
+        rows = _as_on_device(rows, seen)
     if comparison.gradients is not None:
         rows += show.argument_rows(name, f"grad_inputs({place})", trees.arguments(tuple(comparison.gradients), {}))
+    return rows
+
+
+_DEVICE, _POINTER = (show.ARGUMENT_COLUMNS.index(column) for column in ("device", "data_ptr"))
+
+
+def _as_on_device(rows: list[TableRow], seen: Seen) -> list[TableRow]:
+    """Copies are shown as what they are copies of; where that lay, nobody knows any more."""
+    if not seen.device:
+        return rows
+    for index, row in enumerate(rows):
+        if row[_DEVICE]:
+            cells = list(row)
+            cells[_DEVICE], cells[_POINTER] = seen.device, ""
+            rows[index] = tuple(cells)
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from op_tools.comparing import traits
@@ -38,12 +39,10 @@ def same_values(name: str, given: Arguments, got: Tensor, expected: Tensor) -> b
     if pool:
         planes = int(pool[2])
         return _same(values.flatten(-planes), got.flatten(-planes), expected.flatten(-planes), -1)
-    if base not in _DIMENSIONS:
+    known = _dimension(base, given)
+    if known is None:
         return False
-    position, default = _DIMENSIONS[base]
-    dimension = given.args[position] if len(given.args) > position else given.kwargs.get("dim", default)
-    if isinstance(dimension, bool) or not isinstance(dimension, (int, type(None))):
-        return False
+    (dimension,) = known
     if dimension is None:
         return _same(values.flatten(), got.flatten(), expected.flatten(), 0)
     if values.dim() == 0:
@@ -53,6 +52,47 @@ def same_values(name: str, given: Arguments, got: Tensor, expected: Tensor) -> b
     if base in _ALL_DIFFERENT and _has_repetitions(got, dimension):
         return False
     return _same(values, got, expected, dimension)
+
+
+def _dimension(base: str, given: Arguments) -> tuple[int | None] | None:
+    """The dimension that a call chooses along, itself None for all of them; None where nobody knows."""
+    if base not in _DIMENSIONS:
+        return None
+    position, default = _DIMENSIONS[base]
+    dimension = given.args[position] if len(given.args) > position else given.kwargs.get("dim", default)
+    if isinstance(dimension, bool) or not isinstance(dimension, (int, type(None))):
+        return None
+    return (dimension,)
+
+
+class Ties:
+    """Where the values that a call chooses among are equal. A gradient may go to any of them: only its sum is known."""
+
+    def __init__(self, name: str, given: Arguments) -> None:
+        known = _dimension(traits.base_name(name), given)
+        self.exist = False
+        if known is None or not given.tensors or not given.tensors[0].dim():
+            return
+        values = given.tensors[0].detach()
+        self._shape = values.shape
+        self._dimension = -1 if known[0] is None else known[0]
+        self._flat = known[0] is None
+        ordered, self._places = self._lines(values).sort(-1)
+        differs = ordered.diff(dim=-1) != 0
+        differs &= ~(ordered[..., 1:].isnan() & ordered[..., :-1].isnan())
+        self.exist = not bool(differs.all())
+        self._groups = torch.nn.functional.pad(differs.long().cumsum(-1), (1, 0))
+
+    def _lines(self, tensor: Tensor) -> Tensor:
+        """With the dimension that the call chooses along as the last one."""
+        return tensor.flatten() if self._flat else tensor.movedim(self._dimension, -1)
+
+    def summed(self, gradient: Tensor) -> Tensor:
+        """The sums over equal values; a gradient of another shape is left alone."""
+        if gradient.shape != self._shape:
+            return gradient
+        lines = self._lines(gradient).gather(-1, self._places)
+        return torch.zeros_like(lines).scatter_add_(-1, self._groups, lines)
 
 
 def _same(values: Tensor, got: Tensor, expected: Tensor, dimension: int) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from op_tools import trees
-from op_tools.comparing import reference, traits, verdict
+from op_tools.comparing import lists, reference, traits, verdict
 from op_tools.comparing.reference import Arguments, Run, Way
 from op_tools.comparing.traits import Trait
 from op_tools.comparing.verdict import Limits, Precision
@@ -22,6 +22,10 @@ from op_tools.recording import snapshot
 from op_tools.rerouting import kinds
 
 _LOW = (torch.float16, torch.bfloat16)
+_ON_MATRIX_UNITS = Trait.MATRIX | Trait.CONVOLUTION
+_ON_DEVICE = Way("higher precision", reference.HIGHER, None)
+_UNKNOWN_COSTS = 64.0
+_FINE = 2.0**-12  # of what 16 bits cost a typical value: still much more than float32 costs it
 _MOVES = 3  # how often the inputs are moved a little, there and back, in a second look
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
@@ -31,7 +35,7 @@ Gradients = Optional[list[Optional[Tensor]]]
 class Seen:
     """One call as it was seen on the device, with everything that a comparison needs."""
 
-    __slots__ = ("autocast", "changed", "chosen", "function", "given", "is_fast", "kept", "name", "result")
+    __slots__ = ("autocast", "changed", "chosen", "device", "function", "given", "is_fast", "kept", "name", "result")
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class Seen:
         chosen: torch.dtype | None = None,
         is_fast: bool = False,
         changed: bool = False,
+        device: str = "",
     ) -> None:
         self.name = name
         self.function = function
@@ -53,11 +58,12 @@ class Seen:
         self.autocast = autocast  # the dtype of autocast where it was on
         self.chosen = chosen  # the dtype that autocast should have chosen for this op
         self.is_fast = is_fast  # matrix products in float32 may have been done in tf32
+        self.device = device  # where its tensors were, if these are copies
         self.changed = changed  # the call may have worked in place on some of its arguments
 
     def bytes(self) -> int:
         """The memory that it takes."""
-        tensors = {id(tensor): tensor for tensor in (*self.given.tensors, *trees.tensors(self.result))}
+        tensors = {id(tensor): tensor for tensor in (*self.given.tensors, *reference.tensors_in((self.result,)))}
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
     def depends_on_layout(self) -> bool:
@@ -67,17 +73,51 @@ class Seen:
     def on_host(self) -> Seen:
         """The same call with its tensors copied to the host."""
         kept = None if self.kept is None else self.kept.copied()
-        facts = (self.autocast, self.chosen, self.is_fast, self.changed)
-        return Seen(self.name, self.function, self.given.copied(), kept, snapshot.host_copy(self.result), *facts)
+        return Seen(self.name, self.function, self.given.copied(), kept, snapshot.host_copy(self.result), *self.facts())
+
+    def facts(self) -> tuple[torch.dtype | None, torch.dtype | None, bool, bool, str]:
+        """What is known of it beside its values."""
+        return self.autocast, self.chosen, self.is_fast, self.changed, self.device
+
+    def flat(self) -> Seen | None:
+        """A call on lists with each of them as one tensor, as they are now; None where that does not go."""
+        given = self.given
+        assert isinstance(given, lists.Joined)
+        with torch.no_grad():
+            results = given.returns(self.result)
+            after = given.now() if self.changed else None
+        return None if results is None else Seen(self.name, self.function, given, after, results, *self.facts())
+
+    def with_lists(self, live: Arguments) -> Seen:
+        """A call on lists that cannot be taken as one tensor each, with the lists as they were, and as they are."""
+        given = self.given
+        assert isinstance(given, lists.Joined)
+        after = live if self.changed else None
+        return Seen(self.name, self.function, given.apart(), after, self.result, *self.facts())
+
+    def whole(self) -> Seen:
+        """The same call, for which `flat` was made, with the lists as they were."""
+        given, kept = self.given, self.kept
+        assert isinstance(given, lists.Joined)
+        before = given.apart()
+        after = kept.apart() if isinstance(kept, lists.Joined) else None
+        result = self.result
+        if isinstance(result, list) and not result:
+            result = None if after is None else list(after.args[0])
+        elif isinstance(result, list):
+            result = lists.apart(result[0], before.args[0])
+        return Seen(self.name, self.function, before, after, result, *self.facts())
 
     def for_backward(self) -> Seen:
         """What must be kept of a call until its gradients come."""
-        keeps_mask = Trait.DROPOUT in (traits.of(self.name) or Trait.SUMS)
-        result = self.result if keeps_mask else trees.map_tensors(reference.hollow, self.result)
-        chosen = _dtype_of_autocast(self)
-        return Seen(
-            self.name, self.function, self.given, None, result, self.autocast, chosen, self.is_fast, self.changed
-        )
+        keeps_mask = traits.has(self.name, Trait.DROPOUT)
+        result = self.result
+        if isinstance(result, Tensor):
+            result = result if keeps_mask else reference.hollow(result)
+        elif not keeps_mask:
+            result = trees.map_tensors(reference.hollow, result)
+        facts = (self.autocast, _dtype_of_autocast(self), *self.facts()[2:])
+        return Seen(self.name, self.function, self.given, None, result, *facts)
 
 
 class CannotCompare(Exception):  # noqa: N818  it never reaches a user as an error
@@ -131,7 +171,8 @@ def end_to_end(tensors: Sequence[Any]) -> Any:
     """Several tensors as one; None where they are none."""
     if not all(isinstance(tensor, Tensor) for tensor in tensors):
         return None
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    with torch.no_grad():
+        return torch._utils._flatten_dense_tensors(tuple(tensors))
 
 
 Part = Union[Input, Output, Gradient, Many]
@@ -153,18 +194,24 @@ class Pair:
         grad_outputs: Sequence[Tensor | None] | None = None,
         on_device: bool = False,
         slack: float = 1.0,
+        with_graph: bool = False,
     ) -> None:
-        self.name = seen.name
-        found = traits.of(seen.name)
+        name = self.name = seen.name
+        found = traits.of(name)
         self.is_unknown = found is None
         self.traits = Trait.SUMS if found is None else found
-        self.is_exact = Trait.EXACT in self.traits and not on_device
+        # an embedding that does not renormalize its rows copies them
+        self.is_exact = not on_device and (
+            traits.has(name, Trait.EXACT) or (traits.base_name(name) == "embedding" and not seen.changed)
+        )
         self._seen = seen
         self._grad_outputs = grad_outputs
+        self._with_graph = with_graph  # gradients are asked for later
+        self._on_device = on_device
         self._slack = slack
-        self._is_tf32 = seen.is_fast and bool(self.traits & (Trait.MATRIX | Trait.CONVOLUTION))
+        self._is_tf32 = seen.is_fast and traits.has(name, _ON_MATRIX_UNITS)
         self._chosen = _dtype_of_autocast(seen)
-        self._moved: list[tuple[Run, Gradients]] | None = None
+        self._moved: dict[float, list[tuple[Run, Gradients]]] = {}
         self._others: list[tuple[Run, Gradients]] | None = None
         self._other_ways: list[tuple[Callable[..., Any], Way]] = []
         self._better, own = self._ways(higher, on_device)
@@ -177,8 +224,15 @@ class Pair:
             self.expected, self.gradients = self.same, self._same_gradients
         else:
             self._run_in_higher_precision(reason)
-        floats = {tensor.dtype for tensor in seen.given.tensors if tensor.dtype in higher}
-        self.casts = {dtype: higher[dtype] for dtype in floats} if self.expected is not self.same else {}
+        self._higher = higher
+
+    @property
+    def casts(self) -> Dtypes:
+        """Which dtypes of the arguments were replaced by which."""
+        if self.expected is self.same:
+            return {}
+        floats = {tensor.dtype for tensor in self._seen.given.tensors if tensor.dtype in self._higher}
+        return {dtype: self._higher[dtype] for dtype in floats}
 
     def _run_in_own_dtype(self, ways: list[tuple[Callable[..., Any], Way]]) -> str:
         """Takes the first way that goes, and keeps the others for later; returns why the last one did not go."""
@@ -203,6 +257,8 @@ class Pair:
     def _ways(self, higher: Dtypes, on_device: bool) -> tuple[Way, list[tuple[Callable[..., Any], Way]]]:
         """In higher precision; and in the device's own, with autocast and tf32 as there: several ways may be right."""
         device, chosen, function = None if on_device else "cpu", self._chosen, self._seen.function
+        if on_device and chosen is None and not self._is_tf32 and higher is reference.HIGHER:
+            return _ON_DEVICE, []
         better = Way("higher precision", higher, device)
         if chosen is not None and chosen is not torch.float32:
             better = Way(better.name, higher, device, reference.rounded_to(chosen, higher.get(chosen, chosen)))
@@ -223,11 +279,28 @@ class Pair:
         return better, [*ways, (function, Way("float32", reference.SINGLE))]
 
     def _run(self, way: Way, function: Callable[..., Any] | None = None) -> tuple[Run, Gradients]:
-        seen, graph = self._seen, self._grad_outputs is not None
+        seen, graph = self._seen, self._grad_outputs is not None or self._with_graph
         function = reference.stand_in(self.name) or function or seen.function
         with reference.random_numbers_kept() if self.is_unknown else reference.NOTHING:
             run = reference.run(function, seen.given, way, graph, seen.changed)
             return run, run.gradients(self._grad_outputs) if self._grad_outputs is not None else None
+
+    def wait_with(self, seen: Seen) -> None:
+        """Until gradients come, it holds no more of the call than this."""
+        self._seen = seen
+
+    def run_backward(self, grad_outputs: Sequence[Tensor | None]) -> bool:
+        """The gradients of runs that were made with a graph. False where they cannot be had so."""
+        try:
+            self.gradients = self.expected.gradients(grad_outputs)
+            if self.same is self.expected:
+                self._same_gradients = self.gradients
+            elif self.same is not None:
+                self._same_gradients = self.same.gradients(grad_outputs)
+        except Exception:  # noqa: BLE001  then they are run anew, and say why that fails
+            return False
+        self._grad_outputs = grad_outputs
+        return True
 
     def same_part(self, part: Part) -> Any:
         """This value in the run in the device's own dtype."""
@@ -272,33 +345,27 @@ class Pair:
 
     def precision(self, got: Tensor, same: Tensor | None) -> Precision:
         """That of the result, or the lower one that autocast has computed it in."""
-        dtypes = [_real(got.dtype)]
-        if same is not None and (same.is_floating_point() or same.is_complex()):
-            dtypes.append(_real(same.dtype))
-        elif same is None and self._chosen is not None:
-            dtypes.append(self._chosen)
-        dtype = max(dtypes, key=lambda one: float(torch.finfo(one).eps))
-        return verdict.precision_of(dtype, self._limits(dtype), self._slack)
-
-    def _limits(self, dtype: torch.dtype) -> Limits | None:
-        is_low = torch.finfo(dtype).bits <= 16
-        if not self.traits & (Trait.MATRIX | Trait.CONVOLUTION):
-            return verdict.LOW_NORM if is_low and Trait.NORM in self.traits else None
-        if is_low:
-            return verdict.LOW_STEPS if Trait.STEPS in self.traits else verdict.LOW_SUMS
-        if dtype is not torch.float32:
-            return None
-        if self._is_tf32:
-            return verdict.TF32
-        return verdict.SINGLE_LOOSE if Trait.CONVOLUTION in self.traits or "attention" in self.name else None
+        other = self._chosen
+        if same is None and self._seen.autocast is not None and traits.base_name(self.name) == "cross_entropy":
+            other = self._seen.given.tensors[0].dtype  # see _cross_entropy_in_parts
+        if same is not None:
+            other = same.dtype if same.is_floating_point() or same.is_complex() else None
+        # sums over what was broadcast have the errors of their terms
+        is_sum = same is None or not self.expected.results or got.numel() < _size(self.expected.results[0])
+        return _precision(self.name, got.dtype, other, not is_sum, self._is_tf32, self._on_device, self._slack)
 
     # ---- a second look -----------------------------------------------------------------------------------------------
 
-    def sensitivity(self, part: Part, precision: Precision) -> Tensor | None:
+    def may_add_roughly(self, part: Part, precision: Precision) -> bool:
+        """True where the device may keep a sum in 16 bits: cuDNN does, for the parameters of a batch norm."""
+        return Trait.ROUGH in self.traits and isinstance(part, Gradient) and precision.eps > 1e-6
+
+    def sensitivity(self, part: Part, precision: Precision, roughly: bool = False) -> Tensor | None:
         """How far each element may lie from the expected one because of roundings on the way."""
         expected = dense(self.expected_part(part))
         farthest: Tensor | None = None
-        for value in self._moved_parts(part, expected):
+        amount = precision.eps / 2 if roughly else _rounding(self._seen, self.same is not None)
+        for value in self._moved_parts(part, expected, amount):
             distance = torch.nan_to_num((value - expected).abs().double(), nan=math.inf)
             farthest = distance if farthest is None else torch.maximum(farthest, distance)
         if farthest is None:
@@ -309,6 +376,11 @@ class Pair:
         if precision.eps < 1e-6:
             # differences of equal numbers on the way, as in softmax's gradient, are exactly zero only in some orders
             farthest = torch.maximum(farthest, largest * unit)
+        if self._on_device and self._grad_outputs is not None and traits.has(self.name, Trait.NORM):
+            # what is left of a gradient that is cancelled out; on the CPU the run in the same dtype shows it
+            given = [one for one in self._grad_outputs if one is not None and one.numel()]
+            for one in given:
+                farthest = torch.maximum(farthest, dense(one).abs().nan_to_num(0.0, 0.0).max().double() * unit)
         if not bool(largest):
             # so they may be everywhere: then the size of what went in is all that is left to measure with
             farthest = torch.maximum(farthest, self._largest_input() * unit)
@@ -318,31 +390,27 @@ class Pair:
         """Where a whole number or a truth value changes when the inputs are moved by a rounding error."""
         expected = dense(self.expected_part(part))
         found: Tensor | None = None
-        for value in self._moved_parts(part, expected):
+        for value in self._moved_parts(part, expected, _rounding(self._seen, self.same is not None)):
             differs = verdict.differing(value, expected)
             found = differs if found is None else found | differs
         return found
 
-    def _moved_parts(self, part: Part, expected: Tensor) -> Iterator[Tensor]:
-        for run, gradients in self._moved_runs():
+    def _moved_parts(self, part: Part, expected: Tensor, amount: float) -> Iterator[Tensor]:
+        for run, gradients in self._moved_runs(amount):
             value = part.of(run, gradients)
             if isinstance(value, Tensor) and value.shape == expected.shape:
                 yield dense(value)
 
-    def _moved_runs(self) -> list[tuple[Run, Gradients]]:
+    def _moved_runs(self, amount: float) -> list[tuple[Run, Gradients]]:
         """The call in higher precision with its inputs a rounding error away, several times."""
-        if self._moved is None:
-            self._moved = []
-            generator = torch.Generator().manual_seed(0)
-            amount = _rounding(self._seen, self.same is not None)
-            for _ in range(_MOVES):
-                state = generator.get_state()
-                for direction in (1, -1):
-                    generator.set_state(state)  # the same signs, then all of them turned round
-                    way = self._better.then(reference.moved_by(direction * amount, generator))
+        if amount not in self._moved:
+            runs = self._moved[amount] = []
+            for seed in range(_MOVES):
+                for direction in (1, -1):  # the same signs, then all of them turned round
+                    way = self._better.then(reference.moved_by(direction * amount, seed))
                     with contextlib.suppress(Exception):  # outside of what the op accepts
-                        self._moved.append(self._run(way))
-        return self._moved
+                        runs.append(self._run(way))
+        return self._moved[amount]
 
     def _length(self, elements: int) -> float:
         """About how many terms are added up for one element."""
@@ -359,6 +427,41 @@ class Pair:
     def _numbers_in(self) -> list[Tensor]:
         tensors = [*self._seen.given.tensors, *(one for one in self._grad_outputs or () if one is not None)]
         return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+
+
+@functools.lru_cache(maxsize=10_000)
+def _precision(
+    name: str,
+    got: torch.dtype,
+    other: torch.dtype | None,
+    is_by_element: bool,
+    is_tf32: bool,
+    on_device: bool,
+    slack: float,
+) -> Precision:
+    dtypes = [_real(got)] if other is None else [_real(got), _real(other)]
+    dtype = max(dtypes, key=lambda one: float(torch.finfo(one).eps))
+    is_fine = traits.has(name, Trait.FINE) and dtype in _LOW and is_by_element
+    return verdict.precision_of(dtype, _limits(name, dtype, is_tf32, on_device), slack, _FINE if is_fine else 1.0)
+
+
+def _limits(name: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> Limits | None:
+    is_low = torch.finfo(dtype).bits <= 16
+    if not traits.has(name, _ON_MATRIX_UNITS):
+        if not is_low or not traits.has(name, Trait.NORM):
+            return None
+        return verdict.LOW_NORM_ALONE if on_device else verdict.LOW_NORM
+    if is_low:
+        return verdict.LOW_STEPS if traits.has(name, Trait.STEPS) else verdict.LOW_SUMS
+    if dtype is not torch.float32:
+        return None
+    if is_tf32:
+        return verdict.TF32
+    return verdict.SINGLE_LOOSE if traits.has(name, Trait.CONVOLUTION) or "attention" in name else None
+
+
+def _size(value: Any) -> int:
+    return value.numel() if isinstance(value, Tensor) else 0
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -379,6 +482,8 @@ def _real(dtype: torch.dtype) -> torch.dtype:
 
 def _dtype_of_autocast(seen: Seen) -> torch.dtype | None:
     """The dtype that autocast ran a call in; None where it left the call alone, or nobody knows."""
+    if seen.chosen is None:
+        return None
     gave = {tensor.dtype for tensor in trees.tensors(seen.result) if tensor.is_floating_point()}
     return seen.chosen if gave == {seen.chosen} else None
 
@@ -395,13 +500,14 @@ def _rounding(seen: Seen, costs_are_known: bool) -> float:
     """Half a unit in the last place of what the call is computed in.
 
     Low precisions are computed in float32 and rounded in the end; what roundings in between cost shows in the run on
-    the CPU. Without one, each of them may be in the low precision.
+    the CPU. Without one, each of them may be in the low precision, and sums that cancel out may lose much more.
     """
     dtypes = [_real(tensor.dtype) for tensor in (*seen.given.tensors, *trees.tensors(seen.result))]
     low = [dtype for dtype in dtypes if dtype in _LOW]
     if low:
         return 2.0**-21 if costs_are_known else max(float(torch.finfo(dtype).eps) for dtype in low) / 2
-    return 2.0**-53 if torch.float64 in dtypes and torch.float32 not in dtypes else 2.0**-24
+    half_unit = 2.0**-53 if torch.float64 in dtypes and torch.float32 not in dtypes else 2.0**-24
+    return half_unit if costs_are_known else _UNKNOWN_COSTS * half_unit
 
 
 def _in_words(error: BaseException) -> str:

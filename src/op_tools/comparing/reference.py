@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from op_tools import messages, trees
 from op_tools.recording import snapshot
@@ -37,13 +39,22 @@ SINGLE: Dtypes = {torch.float16: torch.float32, torch.bfloat16: torch.float32, t
 class Arguments:
     """What a call was given. The same tensor given twice is one tensor here, too."""
 
-    __slots__ = ("_leaves", "args", "kwargs", "tensors")
+    __slots__ = ("_leaves", "_tensors", "args", "kwargs")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args
         self.kwargs = kwargs
-        self.tensors = [*trees.tensors(args), *trees.tensors(kwargs)]  # in order; one given twice is there twice
+        self._tensors: list[Tensor] | None = None
         self._leaves: list[Any] | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """In order; one given twice is there twice."""
+        if self._tensors is None:
+            self._tensors = tensors_in(self.args)
+            if self.kwargs:
+                self._tensors += tensors_in(self.kwargs.values())
+        return self._tensors
 
     @property
     def leaves(self) -> list[Any]:
@@ -65,9 +76,13 @@ class Arguments:
 
     def labels(self, role: str) -> list[str]:
         """What the leaves are called: `input[0]`, `input` where there is only one, `input weight` for one by name."""
-        count = sum(1 for _ in trees.leaves(self.args))
+        count = len(self.args)
+        if any(isinstance(value, (list, tuple, dict)) for value in self.args):
+            count = sum(1 for _ in trees.leaves(self.args))
         found = [role] if count == 1 else [f"{role}[{index}]" for index in range(count)]
-        return found + [f"{role}{path}" for path, value in trees.leaves(self.kwargs) if isinstance(value, Tensor)]
+        if self.kwargs:
+            found += [f"{role}{path}" for path, value in trees.leaves(self.kwargs) if isinstance(value, Tensor)]
+        return found
 
     def mapped(self, function: Convert) -> Arguments:
         """The same arguments with every distinct tensor replaced."""
@@ -97,11 +112,23 @@ class Arguments:
 
 def is_long_list(value: Any) -> bool:
     """Many tensors of one dtype, which are better looked at together."""
-    return (
-        isinstance(value, (list, tuple))
-        and len(value) > _FEW
-        and all(isinstance(part, Tensor) and part.dtype is value[0].dtype for part in value)
-    )
+    if not isinstance(value, (list, tuple)) or len(value) <= _FEW or not isinstance(value[0], Tensor):
+        return False
+    return len({part.dtype if isinstance(part, Tensor) else None for part in value}) == 1
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """As trees.tensors, for the shallow nests that most calls have."""
+    found: list[Tensor] = []
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            found.append(value)
+        elif kind is list or kind is tuple:
+            found += tensors_in(value)
+        elif isinstance(value, (Tensor, list, tuple, dict)):
+            found += trees.tensors(value)
+    return found
 
 
 class Way:
@@ -129,6 +156,9 @@ class Way:
         return Way(self.name, self.dtypes, self.device, lambda tensor: change(before(tensor)), self.autocast)
 
 
+_engine: Any = torch.autograd.Variable._execution_engine
+
+
 class Run:
     """A call that has run again: its result, and its arguments as they are now."""
 
@@ -140,14 +170,14 @@ class Run:
         self.way = way
         self.arguments = arguments
         self.result = result
-        self.results = [value for _, value in trees.leaves(result)]
+        self.results = [result] if isinstance(result, Tensor) else [value for _, value in trees.leaves(result)]
         self.written = written  # the arguments that the call has worked in place on
         self._leaves = leaves  # one for each tensor among the arguments; None where no gradient is wanted
 
     def gradients(self, grad_outputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradient of every input; that of a tensor given twice is at its first place."""
         outputs, given = [], []
-        for output, gradient in zip(trees.tensors(self.result), grad_outputs):
+        for output, gradient in zip(tensors_in((self.result,)), grad_outputs):
             if gradient is not None and output.requires_grad:
                 outputs.append(output)
                 given.append(self.way.convert(gradient.detach()).to(output.dtype))
@@ -162,7 +192,10 @@ class Run:
         if not outputs or not wanted:
             return [None] * len(self._leaves)
         with _undisturbed(self.way.autocast, graph=False):
-            found = torch.autograd.grad(outputs, wanted, given, allow_unused=True)
+            # as torch.autograd.grad does, which takes long to look at shapes that are known to be right
+            found = _engine.run_backward(
+                tuple(outputs), tuple(given), False, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
+            )
         return [None if place is None else found[place] for place in places]
 
 
@@ -186,10 +219,10 @@ def run(
         return leaf.clone() if changes_inputs else leaf
 
     # made with gradients on: what works in place is handed a copy that belongs to the graph
-    with torch.set_grad_enabled(graph):
+    with _undisturbed(None, graph):
         arguments = given.mapped(elsewhere)
     args = _adapted(arguments.args, way, None)
-    kwargs = {key: _adapted(value, way, key) for key, value in arguments.kwargs.items()}
+    kwargs = arguments.kwargs and {key: _adapted(value, way, key) for key, value in arguments.kwargs.items()}
     lent = [tensor for tensor in arguments.tensors if not tensor.is_inference()]
     versions = [tensor._version for tensor in lent]
     with _undisturbed(way.autocast, graph):
@@ -197,7 +230,9 @@ def run(
     written = [tensor for tensor, version in zip(lent, versions) if tensor._version != version]
     if written and not changes_inputs:
         raise RuntimeError("it changes its arguments on the CPU, which it does not on the device")
-    return Run(way, Arguments(args, kwargs), result, [leaves.get(id(tensor)) for tensor in given.tensors], written)
+    if args is not arguments.args or kwargs is not arguments.kwargs:
+        arguments = Arguments(args, kwargs)
+    return Run(way, arguments, result, [leaves.get(id(tensor)) for tensor in given.tensors], written)
 
 
 def _adapted(value: Any, way: Way, key: str | None) -> Any:
@@ -227,6 +262,7 @@ def _names_device(text: str) -> bool:
 _OWN_METHODS = ("cuda", "xpu", "hpu", "ipu", "mtia", "npu", "mlu", "musa", "gcu")
 
 
+@functools.lru_cache(maxsize=10_000)
 def stand_in(name: str) -> Callable[..., Any] | None:
     """What runs in place of a method that brings a tensor to the accelerator; None for all others."""
     home, _, method = name.rpartition(".")
@@ -274,12 +310,36 @@ def hands_out_memory(given: Arguments, result: Any) -> bool:
 
 def looks_alike(function: Callable[..., Any], given: Arguments, result: Any) -> bool:
     """True where results look into memory as those of the same call without memory do. No number needs to be read."""
+    key = (function, _key_of(given.args), _key_of(tuple(given.kwargs.items())) if given.kwargs else None)
+    expected = _views.get(key, False)
+    if expected is False:
+        expected = _views_of(function, given)
+        if len(_views) >= _MOST_VIEWS:
+            _views.clear()
+        _views[key] = expected
+    return expected is not None and expected == [_view_of(tensor) for tensor in tensors_in((result,))]
+
+
+_MOST_VIEWS = 10_000
+_views: dict[Any, Any] = {}  # a call without its numbers: what its results look like; None where nobody knows
+
+
+def _key_of(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (*_view_of(value), value.untyped_storage().nbytes())
+    if isinstance(value, (list, tuple)):
+        return (type(value), *[_key_of(part) for part in value])
+    if value is None or isinstance(value, (int, str, torch.dtype, torch.device)):
+        return type(value), value
+    return str(value)  # a slice; a dictionary
+
+
+def _views_of(function: Callable[..., Any], given: Arguments) -> list[Any] | None:
     try:
         again = run(function, given.mapped(_without_memory), Way("meta", {}, "meta"))
     except Exception:  # noqa: BLE001  no such call without memory: there are other ways to compare
-        return False
-    left, right = list(trees.tensors(result)), list(trees.tensors(again.result))
-    return len(left) == len(right) and all(_view_of(one) == _view_of(other) for one, other in zip(left, right))
+        return None
+    return [_view_of(tensor) for tensor in tensors_in((again.result,))]
 
 
 def _without_memory(tensor: Tensor) -> Tensor:
@@ -295,15 +355,29 @@ def _view_of(tensor: Tensor) -> tuple[Any, ...]:
 def hollow(tensor: Tensor, device: torch.device | str = "cpu") -> Tensor:
     """A tensor like this one that takes no memory: what a view's gradient needs to know of its input."""
     with torch.no_grad():
-        zero = torch.zeros((), dtype=tensor.dtype, device=device)
-        return zero.expand(tensor.shape).requires_grad_(tensor.requires_grad)
+        return _zero(tensor.dtype, device).expand(tensor.shape).requires_grad_(tensor.requires_grad)
+
+
+@functools.lru_cache(maxsize=100)
+def _zero(dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 # ---- leaving everything as it was ------------------------------------------------------------------------------------
 
 
+def _undisturbed(autocast: torch.dtype | None, graph: bool) -> contextlib.AbstractContextManager[Any]:
+    is_plain = (
+        autocast is None
+        and autocasting.active_dtype("cpu") is None
+        and not (graph and (_saved_tensors_are_hooked() or _is_below_autograd()))
+        and not torch.is_anomaly_enabled()
+    )
+    return torch.set_grad_enabled(graph) if is_plain else _shielded(autocast, graph)
+
+
 @contextlib.contextmanager
-def _undisturbed(autocast: torch.dtype | None, graph: bool) -> Iterator[None]:
+def _shielded(autocast: torch.dtype | None, graph: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(graph))
         if autocast is not None:
@@ -312,9 +386,26 @@ def _undisturbed(autocast: torch.dtype | None, graph: bool) -> Iterator[None]:
             stack.enter_context(torch.autocast("cpu", enabled=False))
         if graph and _saved_tensors_are_hooked():
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
+        if graph and _is_below_autograd():
+            stack.enter_context(_above_autograd())
         if torch.is_anomaly_enabled():
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
         yield
+
+
+def _is_below_autograd() -> bool:
+    """Inside a kernel that is written in Python nothing has gradients."""
+    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality))
+
+
+@contextlib.contextmanager
+def _above_autograd() -> Iterator[None]:
+    key = torch._C.DispatchKey.AutogradFunctionality
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
 
 
 def _saved_tensors_are_hooked() -> bool:
@@ -357,16 +448,26 @@ def as_tf32(tensor: Tensor) -> Tensor:
     return torch.where(tensor.isfinite(), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), tensor)
 
 
-def moved_by(amount: float, generator: torch.Generator) -> Convert:
+def moved_by(amount: float, seed: int) -> Convert:
     """Every element a little larger or smaller: by the share `amount` of itself, with a random sign."""
+    count = itertools.count(1000 * seed)
 
     def change(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() and not tensor.is_complex():
             return tensor
-        signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8)
-        steps = amount * (2 * signs.to(tensor.device, torch.float64) - 1)
+        steps = amount * (2 * _coins(tensor, next(count)).to(torch.float64) - 1)
         # equal zeros must be told apart, too
         apart = tensor.abs().nan_to_num(posinf=0.0).mean() * 2**-10 if tensor.numel() else 0.0
         return torch.where(tensor.isfinite(), tensor + steps * tensor + steps * apart, tensor)
 
     return change
+
+
+def _coins(like: Tensor, seed: int) -> Tensor:
+    """Zeros and ones, made where the tensor is if that device can."""
+    for device in (like.device, torch.device("cpu")):
+        with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
+            generator = torch.Generator(device).manual_seed(seed)
+            coins = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8, device=device)
+            return coins.to(like.device)
+    raise RuntimeError("no random numbers")

@@ -22,6 +22,8 @@ class Trait(enum.Flag):
     CONVOLUTION = enum.auto()  # the same, in the library for convolutions and recurrent layers
     STEPS = enum.auto()  # works from one time step to the next
     NORM = enum.auto()  # rounded once in the end, with no constant of low precision: a factor shows below one unit
+    ROUGH = enum.auto()  # sums of its gradients may be kept in 16 bits
+    FINE = enum.auto()  # 16 bits are computed in float32 and rounded: small elements are as right as large ones
     RANDOM = enum.auto()
     DROPOUT = enum.auto()  # random unless it is told not to be; the mask can be seen in the result
     EMPTY = enum.auto()  # its result is whatever the memory holds
@@ -105,6 +107,9 @@ _CATALOGUE = {
     Trait.STEPS: "lstm gru rnn_tanh rnn_relu",
     Trait.NORM: """batch_norm group_norm instance_norm layer_norm native_batch_norm native_group_norm native_layer_norm
         rms_norm softmax log_softmax""",
+    Trait.ROUGH: "batch_norm native_batch_norm instance_norm",
+    Trait.FINE: """celu cos div divide elu erf exp exp2 expm1 gelu hardswish leaky_relu log log1p log2 log10 mish mul
+        multiply pow reciprocal rsqrt selu silu sin softplus sqrt square true_divide""",
     Trait.RANDOM: """alpha_dropout bernoulli cauchy dropout dropout1d dropout2d dropout3d exponential
         feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric gumbel_softmax
         log_normal multinomial native_dropout normal pca_lowrank poisson binomial rand rand_like randint randint_like
@@ -139,6 +144,7 @@ _PREFIXES = ("torch.Tensor.", "torch.nn.functional.", "torch.functional.", "torc
 _OPERATORS = re.compile(r"__i(?!nvert|nt|ndex)(\w+)__")
 
 
+@functools.lru_cache(maxsize=10_000)
 def base_name(name: str) -> str:
     """A name without its home, its overload and what says that it works in place: `add` of `torch.Tensor.add_`."""
     for prefix in _PREFIXES:
@@ -155,6 +161,15 @@ def base_name(name: str) -> str:
     if name.startswith("_foreach_"):
         name = name[len("_foreach_") :]
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+@functools.lru_cache(maxsize=100_000)
+def has(name: str, trait: Trait) -> bool:
+    """True where the op with this full name has this trait, or one of several. An op that nobody has described sums up.
+
+    Asked for at every call: looking it up is quicker than asking a flag.
+    """
+    return bool((of(name) or Trait.SUMS) & trait)
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -8,7 +8,7 @@ every element's error is divided by a scale of its own, the largest of
 - the error of `same` at this element;
 - half a unit in the last place of a typical value of the tensor, and the typical error of `same` in the element's row
   and column: a sum that happens to end near zero has the error of its terms, not of its value, and `same` may be lucky
-  at one element;
+  at one element (where an op computes each element in float32 and rounds it, a small share of that);
 - where a first look finds something: how far the expected value moves when the inputs are moved by a rounding error
   (`sensitivity`). It is large at cancellations, at jumps and at ties, where no device can be held to more.
 
@@ -27,8 +27,9 @@ typical element). An error of the reference itself is taken for one of the devic
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ from torch import Tensor
 from op_tools.comparing.tolerance import Tolerance
 
 _BLOCK_ON_DEVICE = 2**24  # elements that are looked at together; a device is better asked seldom
+_SLACK_OF_BIAS = 1.5
+_FEWEST = 8  # values that a slope can be told from
 _ENOUGH = 32  # a row or column of fewer elements says nothing of its own
 _EXPONENT = 0x7FF0000000000000  # of a float64
 
@@ -51,6 +54,7 @@ class Limits(NamedTuple):
 
 LOW = Limits(1.5, 3.0, 16.0, 0.6)  # computed in float32, then rounded once
 LOW_NORM = Limits(1.5, 3.0, 16.0, 1 / 32)
+LOW_NORM_ALONE = Limits(1.5, 3.0, 16.0, 1 / 3)  # where nobody knows whether factors on the way are rounded
 LOW_SUMS = Limits(2.0, 4.0, 20.0, 0.6)  # parts of a sum may be rounded, too (allow_bf16_reduced_precision_reduction)
 LOW_STEPS = Limits(3.0, 6.0, 64.0, 0.6)  # rounded again and again, from one time step to the next
 SINGLE = Limits(32.0, 32.0, 256.0, 32.0)  # other orders of summation, approximations good to some units
@@ -67,18 +71,22 @@ class Precision(NamedTuple):
     smallest: float  # an error below this is none
     largest: float  # what lies beyond is infinite
     limits: Limits
+    floor: float = 1.0  # an error is small beside this share of what rounding costs a typical value
 
 
-def precision_of(dtype: torch.dtype, limits: Limits | None = None, slack: float = 1.0) -> Precision:
+@functools.lru_cache(maxsize=1000)
+def precision_of(dtype: torch.dtype, limits: Limits | None = None, slack: float = 1.0, floor: float = 1.0) -> Precision:
     """For results of this dtype; `limits` where the op is known to need others, `slack` where less is known."""
     info = torch.finfo(dtype)
     if limits is None:
         limits = LOW if info.bits <= 16 else SINGLE if info.bits == 32 else DOUBLE
     if slack != 1:
-        limits = Limits(*(slack * limit for limit in limits))
+        # roundings have no direction, however many there are
+        bulk, ratio, peak, bias = (slack * limit for limit in limits)
+        limits = Limits(bulk, ratio, peak, min(bias, _SLACK_OF_BIAS * limits.bias))
     # float16 needs its subnormals; the tiny numbers of other dtypes may be flushed to zero
     smallest = 2.0**-25 if dtype is torch.float16 else float(info.tiny)
-    return Precision(str(dtype).partition(".")[2], float(info.eps), smallest, float(info.max), limits)
+    return Precision(str(dtype).partition(".")[2], float(info.eps), smallest, float(info.max), limits, floor)
 
 
 class Measures(NamedTuple):
@@ -126,26 +134,13 @@ def judge(
         return RIGHT
     numbers = _Numbers(got, expected, same, precision, sensitivity)
     found, limits = numbers.statistics(tolerance), precision.limits
-    count = max(found.nonzero, 1.0)
-    few = 1 + 4 / math.sqrt(count)  # the mean of a few squares is often far from typical
-    bulk, usual = math.sqrt(found.squares / count), math.sqrt(found.usual_squares / count)
-    allowed_bulk = few * max(limits.bulk, limits.ratio * usual)
-    bias, allowed_bias = found.bias(precision.eps * limits.bias, count, count)
-    if abs(bias) > allowed_bias:
-        bias, allowed_bias = found.bias(precision.eps * limits.bias, count, count * numbers.distinct_values())
-    measures = Measures(
-        allclose=found.excess <= tolerance.atol and not found.nonfinite,
-        max_abs_diff=math.inf if found.nonfinite else found.max_abs,
-        max_relative_diff=math.inf if found.nonfinite else _or_infinite(found.max_relative),
-        cosine=found.cosine(),
-        max_ulp=found.max_ulp,
-        mean_ulp=found.ulps / got.numel(),
-        rmse_ratio=math.nan if same is None else _ratio(found.errors, found.usual_errors),
-        nonfinite=int(found.nonfinite),
-    )
-    severity = max(found.peak / limits.peak, bulk / allowed_bulk, abs(bias) / allowed_bias)
-    if not found.blamed and severity <= 1:
-        return Verdict(True, "", measures, severity)
+    weights = _weighed(found, precision, lambda: 1.0)
+    if abs(weights.bias) > weights.allowed_bias:
+        weights = _weighed(found, precision, numbers.distinct_values)
+    measures = _measures_of(found, tolerance, got.numel(), same is not None)
+    if not found.blamed and weights.severity <= 1:
+        return Verdict(True, "", measures, weights.severity)
+    bulk, usual, allowed_bulk, bias, allowed_bias, severity = weights
     first, share = numbers.bad(limits.peak if found.peak > limits.peak else 2 * max(1.0, usual))
     measures = measures._replace(bad_share=share, first_bad=first)
     place = _place(got, expected, first)
@@ -161,6 +156,55 @@ def judge(
         reason = f"an error is {_number(found.peak)} times what {precision.name} costs here"
     where = f"; {share:.3g} of the elements are wrong, the first at {place}"
     return Verdict(False, reason + where, measures, severity)
+
+
+class _Weights(NamedTuple):
+    """The statistics that decide, beside what each may be."""
+
+    bulk: float
+    usual: float
+    allowed_bulk: float
+    bias: float
+    allowed_bias: float
+    severity: float
+
+
+def _weighed(found: Found, precision: Precision, distinct: Callable[[], float]) -> _Weights:
+    limits, count = precision.limits, max(found.nonzero, 1.0)
+    few = 1 + 3 / math.sqrt(count)  # the mean of a few squares is often far from typical
+    bulk, usual = math.sqrt(found.squares / count), math.sqrt(found.usual_squares / count)
+    allowed_bulk = few * max(limits.bulk, limits.ratio * usual)
+    bias, allowed_bias = found.bias(precision.eps * limits.bias, count, count * distinct())
+    severity = max(found.peak / limits.peak, bulk / allowed_bulk, abs(bias) / allowed_bias)
+    return _Weights(bulk, usual, allowed_bulk, bias, allowed_bias, severity)
+
+
+def _measures_of(found: Found, tolerance: Tolerance, elements: int, has_same: bool) -> Measures:
+    return Measures(
+        allclose=found.excess <= tolerance.atol and not found.nonfinite,
+        max_abs_diff=math.inf if found.nonfinite else found.max_abs,
+        max_relative_diff=math.inf if found.nonfinite else _or_infinite(found.max_relative),
+        cosine=found.cosine(),
+        max_ulp=found.max_ulp,
+        mean_ulp=found.ulps / elements,
+        rmse_ratio=_ratio(found.errors, found.usual_errors) if has_same else math.nan,
+        nonfinite=int(found.nonfinite),
+    )
+
+
+def first_look(got: Tensor, expected: Tensor, precision: Precision, tolerance: Tolerance) -> Tensor:
+    """The statistics of `judge` without `same`, as numbers that nobody has read from the device yet."""
+    return _Numbers(got, expected, None, precision, None).unread_statistics(tolerance)
+
+
+def cleared(found: Found, precision: Precision, tolerance: Tolerance, elements: int) -> Verdict | None:
+    """What `judge` says after such a first look where it finds nothing; None where there must be a second one."""
+    if found.nonfinite or not math.isfinite(sum(found)):
+        return None
+    weights = _weighed(found, precision, lambda: 1.0)
+    if weights.severity > 1:
+        return None
+    return Verdict(True, "", _measures_of(found, tolerance, elements, False), weights.severity)
 
 
 def is_as_good(got: Tensor, same: Tensor, precision: Precision) -> bool:
@@ -186,7 +230,7 @@ def is_as_good(got: Tensor, same: Tensor, precision: Precision) -> bool:
         sums = [one + other for one, other in zip(sums, more)]
         peak = max(peak, largest)
     values, squares, slope, weight = sums
-    half_unit = values / count * precision.eps / 2
+    half_unit = values / count * precision.eps / 2 * precision.floor
     if not (half_unit > precision.smallest and math.isfinite(squares) and weight > 0):
         return squares == 0.0
     return (
@@ -296,7 +340,7 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 # ---- the statistics --------------------------------------------------------------------------------------------------
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """Sums and maxima over all elements."""
 
     squares: float  # of the scaled errors
@@ -322,11 +366,12 @@ class _Found(NamedTuple):
     def bias(self, floor: float, count: float, distinct: float) -> tuple[float, float]:
         """The slope of the errors over the values, and how large it may be."""
         # of few values, or of values no larger than their errors, there is none
-        if count < 16 or self.weight < 16 * count:
+        if count < _FEWEST or self.weight < 16 * count:
             return 0.0, 1.0
         slope, usual = self.slope / self.weight, self.usual_slope / self.weight
-        left_over = max(self.squares - slope * slope * self.weight, 0.0) / distinct
-        return slope, floor + 4 * abs(usual) + 8 * math.sqrt(left_over / self.weight)
+        # that few errors happen to be alike says nothing: they vary as much as roundings do
+        left_over = max(self.squares - slope * slope * self.weight, count / 3) / distinct
+        return slope, math.hypot(max(floor, 4 * abs(usual)), 6 * math.sqrt(left_over / self.weight))
 
     def cosine(self) -> float:
         return _cosine(self.product, self.got_squares, self.expected_squares)
@@ -456,7 +501,7 @@ class _Numbers:
                     by_column = columns if by_column is None else by_column + columns
         assert values is not None
         count = self._rows * self._columns
-        floor = values * (self._precision.eps / 2 / count)
+        floor = values * (self._precision.floor * self._precision.eps / 2 / count)
         if not by_row:
             return floor, None, None
         sums = by_row[0] if len(by_row) == 1 else torch.cat(by_row)
@@ -469,7 +514,7 @@ class _Numbers:
         """What each element may be off by."""
         scale = torch.maximum(block.half_ulp, self._floor)
         if self._typical is not None and block.usual is not None:
-            typical = self._typical[rows].sqrt()
+            typical = self._typical[rows].sqrt() * self._precision.floor
             if self._share_of_column is not None:
                 typical = typical * self._share_of_column.sqrt()
             scale = torch.maximum(torch.maximum(scale, typical), block.usual.abs())
@@ -477,7 +522,7 @@ class _Numbers:
             scale = torch.maximum(scale, self._sensitivity[rows] / self._precision.limits.peak)
         return scale
 
-    def statistics(self, tolerance: Tolerance) -> _Found:
+    def statistics(self, tolerance: Tolerance) -> Found:
         found = self._statistics(tolerance)
         if not self._careful and not math.isfinite(sum(found)):
             self._careful = True
@@ -485,7 +530,11 @@ class _Numbers:
             found = self._statistics(tolerance)
         return found
 
-    def _statistics(self, tolerance: Tolerance) -> _Found:
+    def _statistics(self, tolerance: Tolerance) -> Found:
+        return Found(*self.unread_statistics(tolerance).tolist())
+
+    def unread_statistics(self, tolerance: Tolerance) -> Tensor:
+        """The numbers of Found, on the device."""
         sums: Tensor | None = None
         maxima: Tensor | None = None
         for rows in self._slices:
@@ -497,7 +546,7 @@ class _Numbers:
             maxima = block_maxima if maxima is None else torch.maximum(maxima, block_maxima)
         assert sums is not None
         assert maxima is not None
-        return _Found(*torch.cat([sums, maxima]).tolist())
+        return torch.cat([sums, maxima])
 
     def distinct_values(self) -> float:
         """Equal values have equal rounding errors: only different ones tell something new."""
@@ -525,7 +574,7 @@ class _Numbers:
 
 
 def _sums(block: _Block, scale: Tensor, scaled: Tensor) -> Tensor:
-    """The first part of _Found."""
+    """The first part of Found."""
     value, usual = block.expected / scale, block.usual
     zero = block.error.new_zeros(1)
     pairs = [(scaled, scaled), (scaled, value), (zero, zero), (value, value), (zero, zero), (block.got, block.got)]
@@ -548,7 +597,7 @@ def _dots(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 
 def _maxima(block: _Block, scaled: Tensor, tolerance: Tolerance) -> Tensor:
-    """The second part of _Found."""
+    """The second part of Found."""
     distance, magnitude = block.error.abs(), block.magnitude
     relative = distance / magnitude.clamp_min(1e-300)
     ulps = (distance / block.half_ulp).max() / 2

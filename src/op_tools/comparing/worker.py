@@ -191,7 +191,7 @@ class Workers:
         size = seen.bytes()
         keep = keep and self._may_keep(size)
         parts = (_both(seen.given), _both(seen.kept), seen.result)
-        facts = (seen.name, seen.autocast, seen.chosen, seen.is_fast, seen.changed)
+        facts = (seen.name, *seen.facts())
         sent = worker.send("forward", call, facts, parts, keep)
         if not sent:
             return False
@@ -430,7 +430,7 @@ def _call(place: tuple[str, int, int, str, str]) -> OpCall:
 
 
 def _seen(facts: tuple[Any, ...], values: tuple[Any, ...]) -> Seen:
-    name, autocast, chosen, is_fast, changed = facts
+    name, *others = facts
     before, after, result = values
     kept = None if after is None else Arguments(*after)
-    return Seen(name, torch_op(name), Arguments(*before), kept, result, autocast, chosen, is_fast, changed)
+    return Seen(name, torch_op(name), Arguments(*before), kept, result, *others)

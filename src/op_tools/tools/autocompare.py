@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
+import math
 import os
 import sys
 import threading
@@ -14,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import messages, paths, settings, trees
+from op_tools import messages, paths, settings
 from op_tools.call import OpCall
-from op_tools.comparing import blame, reference, traits
+from op_tools.comparing import blame, lists, reference, traits
 from op_tools.comparing.compare import Comparer
 from op_tools.comparing.examine import Examiner, Outcome
-from op_tools.comparing.pair import Seen
-from op_tools.comparing.reference import Arguments
+from op_tools.comparing.later import Later
+from op_tools.comparing.pair import Pair, Seen
+from op_tools.comparing.reference import Arguments, tensors_in
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.comparing.traits import Trait
 from op_tools.comparing.worker import Kept, Workers
@@ -35,6 +38,7 @@ from op_tools.tool import Tool
 
 _MOST_KNOWN = 200_000  # distinct calls that are remembered
 _SLACK = 4.0  # where only the device itself is asked, and nobody confirms what it finds
+_GRAPH = 8  # times the bytes of a call: about what a run of it in float64 takes, with what it keeps for its gradients
 _LONGEST_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
 
 
@@ -87,6 +91,10 @@ class OpAutoCompare(Tool):
         if count and self._on_device:
             raise SettingError("worker processes compare with the CPU: worker= needs reference='cpu'")
         self._examiner = self._make_examiner()
+        # every call is shown with the reference's tensors at 2
+        self._takes_lists_together = not count and self.verbose < 2
+        is_deferred = self._on_device and self.verbose < 2
+        self._later = Later(self._comparer, self._examiner, self._take) if is_deferred else None
         self._csv = CsvFile(paths.autocompare_csv(self.out), blame.CSV, settings.MAX_CACHE_SIZE.get())
         self._memory = _Memory(limit)
         self._known: set[Any] = set()
@@ -99,17 +107,20 @@ class OpAutoCompare(Tool):
 
     def _make_examiner(self) -> Examiner:
         tolerances, cast_table = Tolerances(), read_cast_tables().cast_table
-        on_cpu = Examiner(Comparer(tolerances, cast_table), self.verbose, self.out)
+        self._comparer = Comparer(tolerances, cast_table)
+        on_cpu = Examiner(self._comparer, self.verbose, self.out)
         if not self._on_device:
             return on_cpu
-        if self._reference == "device,cpu":
-            return Examiner(Comparer(tolerances, cast_table, True), self.verbose, self.out, "reference", on_cpu)
-        return Examiner(Comparer(tolerances, cast_table, True, _SLACK), self.verbose, self.out, "reference")
+        confirms = self._reference == "device,cpu"
+        self._comparer = Comparer(tolerances, cast_table, True, 1.0 if confirms else _SLACK)
+        return Examiner(self._comparer, self.verbose, self.out, "reference", on_cpu if confirms else None)
 
     def stopped(self) -> None:
         atexit.unregister(self._fail_at_exit)
         if self._workers is not None:
             self._workers.close()
+        if self._later is not None:
+            self._later.finish()
         self._csv.close()
         if self.verbose >= 1:
             messages.say(self.summary.text())
@@ -147,34 +158,51 @@ class OpAutoCompare(Tool):
     def before(self, call: OpCall) -> Any:
         if self._once and self._is_known(call):
             return None
-        found = traits.of(call.name)
-        if found is not None and Trait.EMPTY in found:
+        name = call.name
+        if traits.has(name, Trait.EMPTY):
             return None
-        state = _State(call, found)
+        state = _State(call)
         if self._on_device:
-            if call.name in self._in_place or _works_in_place(call):
-                state.given = state.live.mapped(_clone)
-        elif found is None or Trait.VIEW not in found:
-            state.given = state.live.copied()
+            if name in self._in_place or state.works_in_place:
+                if self._later is not None:
+                    self._later.will_change(state.live.tensors)
+                state.given = (state.joined() if self._later is not None else None) or state.live.mapped(_clone)
+        elif not traits.has(name, Trait.VIEW):
+            together = state.joined() if self._takes_lists_together and "_foreach_" in name else None
+            state.given = (together or state.live).copied()
         return state
 
     def after(self, call: OpCall, state: Any) -> Any:
         if state is None:
             return None
-        wants_gradients = torch.is_grad_enabled() and any(part.requires_grad for part in trees.tensors(call.result))
+        pair = None
+        wants_gradients = torch.is_grad_enabled() and any(part.requires_grad for part in tensors_in((call.result,)))
         if state.is_view(call):
-            seen = state.seen(call, state.live)
+            seen = state.seen(call, state.live, _device_of(call))
             self._take(call, self._examiner.view(call, seen))
             seen.given = state.live.mapped(self._hollow)
         elif self._on_device:
-            seen = state.seen(call, state.live if state.given is None else state.given)
+            given = state.given
+            if given is None:
+                given = (state.joined() if self._later is not None and "_foreach_" in call.name else None) or state.live
+            seen = state.seen(call, given, "")
             if seen.changed and state.given is None:
                 self._in_place.add(call.name)  # the next time its inputs are copied
                 return None
             seen.kept = state.live if seen.changed else None
-            self._take(call, self._examiner.forward(call, seen))
+            if isinstance(seen.given, lists.Joined):
+                self._compare_lists(call, seen)
+                return None
+            if self._later is not None:
+                pair = self._later.forward(call, seen, wants_gradients and not seen.depends_on_layout())
+            else:
+                self._take(call, self._examiner.forward(call, seen))
         else:
-            seen = state.seen(call, state.live.copied() if state.given is None else state.given)
+            given = state.live.copied() if state.given is None else state.given
+            seen = state.seen(call, given, _device_of(call))
+            if isinstance(given, lists.Joined):
+                self._compare_lists(call, seen)
+                return None
             # together: what the call returns may be one of its arguments
             args, kwargs, seen.result = snapshot.host_copy((call.args, call.kwargs, call.result))
             seen.kept = Arguments(args, kwargs)
@@ -182,10 +210,27 @@ class OpAutoCompare(Tool):
                 handed_over = self._workers.forward(call, seen, wants_gradients)
                 if handed_over is not False:
                     return handed_over
-            self._take(call, self._examiner.forward(call, seen))
+            outcome = self._examiner.forward(call, seen, wants_gradients)
+            pair, outcome.comparison.pair = outcome.comparison.pair, None
+            self._take(call, outcome)
         if not wants_gradients or seen.depends_on_layout():
             return None
-        return self._memory.keep(seen.for_backward())
+        return self._memory.keep(seen.for_backward(), pair)
+
+    def _compare_lists(self, call: OpCall, seen: Seen) -> None:
+        """An optimizer's op on lists, each of them as one tensor; only if that is wrong, tensor by tensor."""
+        flat = seen.flat()
+        if flat is None:
+            whole = seen.with_lists(Arguments(call.args, call.kwargs))
+            self._take(call, self._examiner.forward(call, whole if self._on_device else whole.on_host()))
+        elif self._later is not None:
+            self._later.lists(call, flat)
+        else:
+            flat = flat.on_host()
+            comparison = self._comparer.forward(flat)
+            is_clear = not comparison.is_wrong and not comparison.failure
+            again = self._examiner.forward
+            self._take(call, Outcome(comparison) if is_clear else again(call.without_tensors(), flat.whole()))
 
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
         if self._on_device:
@@ -195,15 +240,21 @@ class OpAutoCompare(Tool):
         if isinstance(state, Kept):
             state.compare(call, outputs, inputs)
             return
+        pair = state.pair
         seen = state.taken()
-        if seen is not None:  # else a second pass over the same graph
-            self._take(call, self._examiner.backward(call, seen, outputs, inputs))
+        if seen is None:
+            return  # a second pass over the same graph
+        if self._later is not None:
+            self._later.backward(call, seen, pair, outputs, inputs)
+        else:
+            self._take(call, self._examiner.backward(call, seen, outputs, inputs, gradients, pair))
 
     def _hollow(self, tensor: Tensor) -> Tensor:
         return reference.hollow(tensor, tensor.device if self._on_device else "cpu")
 
     def _is_known(self, call: OpCall) -> bool:
-        key = (call.name, call.where.line(), _shapes(call.args), _shapes(call.kwargs.values()) if call.kwargs else None)
+        kwargs = call.kwargs
+        key = (call.name, call.where.line(), _shapes(call.args), _shapes(kwargs.values()) if kwargs else None)
         if key in self._known:
             return True
         if len(self._known) < _MOST_KNOWN:
@@ -215,7 +266,7 @@ class OpAutoCompare(Tool):
         comparison = outcome.comparison
         self.summary.add(call, comparison)
         for row in comparison.rows:
-            self._csv.add(blame.csv_row(call, row))
+            self._csv.add(blame.csv_line(call, row))
         if comparison.failure:
             messages.complain_once(
                 "not compared", call.name, text=f"OpAutoCompare could not compare {call.name}: {comparison.failure}"
@@ -228,29 +279,38 @@ class OpAutoCompare(Tool):
 class _State:
     """A call from before it runs until after."""
 
-    __slots__ = ("_is_fast", "_policy", "_versions", "given", "live", "traits")
+    __slots__ = ("_is_fast", "_name", "_policy", "_versions", "given", "live", "works_in_place")
 
-    def __init__(self, call: OpCall, found: Trait | None) -> None:
+    def __init__(self, call: OpCall) -> None:
         self.live = Arguments(call.args, call.kwargs)
-        self.traits = found
         self.given: Arguments | None = None
-        self._versions = [version_of(tensor) for tensor in self.live.tensors]
+        self.works_in_place = _works_in_place(call)
+        self._name = call.name
+        # whether it has changed something need not be found out where it is known
+        self._versions = [] if self.works_in_place else [version_of(tensor) for tensor in self.live.tensors]
         self._policy = _policy(call.name, self.live.tensors)
-        self._is_fast = _is_fast(found, self.live.tensors)
+        self._is_fast = _is_fast(call.name, self.live.tensors)
+
+    def joined(self) -> lists.Joined | None:
+        """The arguments of an optimizer's op on lists, as one tensor for each list; None for other calls."""
+        if not traits.has(self._name, Trait.POINTWISE | Trait.EXACT) or torch.is_grad_enabled():
+            return None
+        with torch.no_grad():
+            return lists.joined(self.live)
 
     def is_view(self, call: OpCall) -> bool:
         """After the call: true where it has only looked at its input's memory in another way, and rightly so."""
-        if self.traits is None or Trait.VIEW not in self.traits or self._has_changed():
+        if not traits.has(self._name, Trait.VIEW) or self.works_in_place or self._has_changed():
             return False
         return reference.hands_out_memory(self.live, call.result) and reference.looks_alike(
             call.func, self.live, call.result
         )
 
-    def seen(self, call: OpCall, given: Arguments) -> Seen:
-        """After the call."""
+    def seen(self, call: OpCall, given: Arguments, device: str) -> Seen:
+        """After the call. `device`: where its tensors are, if those given are copies."""
         # there are ops that write without counting, known ones and perhaps unknown ones
-        changed = self._has_changed() or self.traits is None or _works_in_place(call)
-        return Seen(call.name, call.func, given, None, call.result, *self._policy, self._is_fast, changed)
+        changed = self.works_in_place or traits.of(self._name) is None or self._has_changed()
+        return Seen(call.name, call.func, given, None, call.result, *self._policy, self._is_fast, changed, device)
 
     def _has_changed(self) -> bool:
         now = [version_of(tensor) for tensor in self.live.tensors]
@@ -262,13 +322,22 @@ class _Memory:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._graphs: float | None = None
         self._used = 0
         self._lock = threading.Lock()
 
-    def keep(self, seen: Seen) -> Waiting | None:
-        """None where there is no room: the call's gradients will not be compared."""
+    def keep(self, seen: Seen, pair: Pair | None) -> Waiting | None:
+        """None where there is no room: the call's gradients will not be compared.
+
+        A run in higher precision takes more: it is kept as long as there is plenty of room, and made again where not.
+        """
         size = seen.bytes()
         with self._lock:
+            if pair is not None and self._used + _GRAPH * size <= self._room_for_graphs(seen):
+                size *= _GRAPH
+                pair.wait_with(seen)
+            else:
+                pair = None
             if self._used + size > self._limit:
                 messages.complain_once(
                     "autocompare",
@@ -278,27 +347,42 @@ class _Memory:
                 )
                 return None
             self._used += size
-        return Waiting(seen, size, self)
+        return Waiting(seen, pair, size, self)
+
+    def _room_for_graphs(self, seen: Seen) -> float:
+        """Half of what may be used, and on a device no more than a quarter of what is free at first."""
+        if self._graphs is None:
+            device = next((tensor.device for tensor in seen.given.tensors if not tensor.is_cpu), None)
+            self._graphs = min(self._limit / 2, math.inf if device is None else _free_memory(device) / 4)
+        return self._graphs
 
     def free(self, size: int) -> None:
         with self._lock:
             self._used -= size
 
 
+def _free_memory(device: torch.device) -> float:
+    try:
+        return float(getattr(torch, device.type).mem_get_info(device)[0])
+    except Exception:  # noqa: BLE001  not every backend tells, and each fails in its own way
+        return math.inf
+
+
 class Waiting:
     """One call that waits; its memory is free when the gradients have come, or never will."""
 
-    __slots__ = ("_memory", "_seen", "_size", "_versions")
+    __slots__ = ("_memory", "_seen", "_size", "_versions", "pair")
 
-    def __init__(self, seen: Seen, size: int, memory: _Memory) -> None:
+    def __init__(self, seen: Seen, pair: Pair | None, size: int, memory: _Memory) -> None:
         self._seen: Seen | None = seen
+        self.pair = pair
         self._size = size
         self._memory = memory
         self._versions = [version_of(tensor) for tensor in seen.given.tensors]
 
     def taken(self) -> Seen | None:
         """None where it was taken already, or where the program has changed an argument meanwhile."""
-        seen, self._seen = self._seen, None
+        seen, self._seen, self.pair = self._seen, None, None
         self._memory.free(self._size)
         self._size = 0
         if seen is None or self._versions != [version_of(tensor) for tensor in seen.given.tensors]:
@@ -321,16 +405,24 @@ class _Every:
         return is_turn and (self._steps is None or step in self._steps)
 
 
+def _device_of(call: OpCall) -> str:
+    return next((str(tensor.device) for tensor in tensors_in((call.result,)) if not tensor.is_cpu), "")
+
+
 def _works_in_place(call: OpCall) -> bool:
     """True where the name or an argument says so. Where the version of a tensor tells later, it is too late once."""
-    name, kwargs = kinds.short_name(call.name) or call.name, call.kwargs
-    by_name = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    kwargs = call.kwargs
     return (
-        by_name
-        or "out" in kwargs
-        or bool(kwargs.get("inplace"))
+        _is_called_in_place(call.name)
+        or (bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace"))))
         or bool(kinds.silently_written(call.name, call.func, call.args, kwargs))
     )
+
+
+@functools.lru_cache(maxsize=10_000)
+def _is_called_in_place(name: str) -> bool:
+    short = kinds.short_name(name) or name
+    return short == "__setitem__" or (short.endswith("_") and not short.endswith("__"))
 
 
 def _clone(tensor: Tensor) -> Tensor:
@@ -341,12 +433,18 @@ def _shapes(values: Iterable[Any]) -> tuple[Any, ...]:
     """Shapes, strides and dtypes of the tensors among them."""
     found: list[Any] = []
     for value in values:
+        kind = type(value)
+        if kind is int or kind is float or value is None:
+            continue
         if isinstance(value, Tensor):
-            found.append((value.dtype, value.shape, value.stride() if value.layout is torch.strided else None))
-        elif isinstance(value, (list, tuple)) and value:
+            found.append((value.dtype, value.shape, value.stride() if value.layout is _STRIDED else None))
+        elif (kind is list or kind is tuple) and value:
             shown = value if len(value) <= _LONGEST_LIST else value[:: len(value) - 1]
             found.append((len(value), _shapes(shown)))
     return tuple(found)
+
+
+_STRIDED = torch.strided
 
 
 def _policy(name: str, tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, torch.dtype | None]:
@@ -360,14 +458,14 @@ def _policy(name: str, tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, t
     return None, None
 
 
-def _is_fast(found: Trait | None, tensors: Iterable[Tensor]) -> bool:
+def _is_fast(name: str, tensors: Iterable[Tensor]) -> bool:
     """True where the device may take tf32 for this call."""
-    if found is None or not found & (Trait.MATRIX | Trait.CONVOLUTION) or torch.version.cuda is None:
+    if torch.version.cuda is None or not traits.has(name, Trait.MATRIX | Trait.CONVOLUTION):
         return False
     if not any(tensor.dtype is torch.float32 and tensor.is_cuda for tensor in tensors):
         return False
-    backends = [torch.backends.cuda.matmul] if Trait.MATRIX in found else []
-    if Trait.CONVOLUTION in found:
+    backends = [torch.backends.cuda.matmul] if traits.has(name, Trait.MATRIX) else []
+    if traits.has(name, Trait.CONVOLUTION):
         cudnn: Any = torch.backends.cudnn
         backends += [cudnn, *(getattr(cudnn, part) for part in ("conv", "rnn") if hasattr(cudnn, part))]
     return any(_allows_tf32(backend) for backend in backends)

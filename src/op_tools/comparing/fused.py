@@ -1,0 +1,152 @@
+"""The first look of screen.py as two Triton kernels for a whole batch, on CUDA where Triton is there.
+
+Before it is used it must say the same as torch does on numbers of its own; a device where it does not, or cannot be
+built, does without it, which is said once.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from op_tools import messages
+from op_tools.comparing import verdict
+from op_tools.comparing.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from op_tools.comparing.screen import Look
+
+SLOTS = 128  # programs for each pair
+_FIELDS = verdict.Found._fields
+# what the kernel finds, in its order; the rest of Found is zero without a run on the CPU
+SUMS = (
+    "squares", "slope", "weight", "got_squares", "product", "expected_squares", "errors", "ulps", "nonzero",
+    "nonfinite",
+)  # fmt: skip
+MAXIMA = ("peak", "max_abs", "max_relative", "max_ulp", "excess")
+_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.float64))
+
+
+def can_do(got: Tensor, expected: Tensor) -> bool:
+    """True where `look` works for such a pair."""
+    return (
+        got.is_cuda
+        and expected.is_cuda
+        and got.dtype in _DTYPES
+        and expected.dtype in _DTYPES
+        and got.shape == expected.shape
+        and _kernels(got.device) is not None
+    )
+
+
+def look(looks: Sequence[Look]) -> Tensor:
+    """A row of Found's numbers for each pair. All have the same two dtypes."""
+    kernels = _kernels(looks[0].got.device)
+    assert kernels is not None
+    return _launched(kernels, looks)
+
+
+def _launched(kernels: Any, looks: Sequence[Look]) -> Tensor:
+    device = looks[0].got.device
+    held: list[Tensor] = []  # until the kernels are launched
+    addresses: list[tuple[int, int, int]] = []
+    numbers: list[tuple[float, float, float, float]] = []
+    for one in looks:
+        got, expected = one.got.detach(), one.expected.detach()
+        if not (got.is_contiguous() and expected.is_contiguous()) and not _lie_alike(got, expected):
+            got, expected = got.contiguous(), expected.contiguous()
+        held += (got, expected)
+        assert one.precision is not None
+        addresses.append((got.data_ptr(), expected.data_ptr(), one.elements))
+        precision = one.precision
+        numbers.append((precision.eps / 2, precision.smallest, precision.largest, one.tolerance.rtol))
+    table = torch.tensor(addresses, dtype=torch.int64).to(device, non_blocking=True)
+    given = torch.tensor(numbers, dtype=torch.float64).to(device, non_blocking=True)
+    sizes = torch.empty((len(looks), SLOTS), dtype=torch.float64, device=device)
+    found = torch.empty((len(looks), SLOTS, 16), dtype=torch.float64, device=device)
+    kernels.run(table, given, sizes, found, len(looks), held[0].dtype, held[1].dtype)
+    result = torch.zeros((len(looks), len(_FIELDS)), dtype=torch.float64, device=device)
+    sums, maxima = _places(device)
+    result[:, sums] = found[:, :, : len(SUMS)].sum(1)
+    result[:, maxima] = found[:, :, len(SUMS) : len(SUMS) + len(MAXIMA)].amax(1)
+    return result
+
+
+@functools.lru_cache(maxsize=16)
+def _places(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where among Found's fields the kernel's sums and maxima stand."""
+    return (
+        torch.tensor([_FIELDS.index(name) for name in SUMS], device=device),
+        torch.tensor([_FIELDS.index(name) for name in MAXIMA], device=device),
+    )
+
+
+def _lie_alike(got: Tensor, expected: Tensor) -> bool:
+    """The order of elements does not matter: it is enough that both fill their memory in the same way."""
+    if got.stride() != expected.stride():
+        return False
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(got.shape, got.stride()))
+    return extent == got.numel()
+
+
+# ---- is it there, and is it right? -----------------------------------------------------------------------------------
+
+_known: dict[torch.device, Any] = {}
+
+
+def _kernels(device: torch.device) -> Any:
+    """None where there are none."""
+    try:
+        return _known[device]
+    except KeyError:
+        kernels = _known[device] = _checked(device)
+        return kernels
+
+
+def _checked(device: torch.device) -> Any:
+    try:
+        from op_tools.comparing import kernels
+    except ImportError:
+        return None  # torch alone
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            _compare_with_torch(kernels, device)
+    except Exception as error:  # noqa: BLE001  a compiler may fail in any way
+        messages.complain_once(
+            "autocompare",
+            "fused",
+            text=f"OpAutoCompare does without Triton: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}",
+        )
+        return None
+    return kernels
+
+
+def _compare_with_torch(kernels: Any, device: torch.device) -> None:
+    from op_tools.comparing.screen import Look
+
+    tolerance = Tolerance(1e-3, 1e-3)
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        precision, looks = verdict.precision_of(dtype), []
+        for size in (1, 1000, 200_000):
+            expected = torch.randn(size, dtype=torch.float64, generator=generator).mul_(3).exp_().to(device)
+            expected = expected.clamp_(-6e4, 6e4)
+            got = (expected * 1.002).to(dtype)
+            looks.append(Look(got, expected, precision, tolerance))
+        fast = _launched(kernels, looks).tolist()
+        for one, numbers in zip(looks, fast):
+            slow = verdict.first_look(one.got, one.expected, precision, tolerance).tolist()
+            for name, left, right in zip(_FIELDS, numbers, slow):
+                if not math.isclose(left, max(right, 0.0), rel_tol=1e-9, abs_tol=1e-300):
+                    raise ArithmeticError(f"{name} of {one.elements} elements of {dtype}: {left} instead of {right}")
+        strange = torch.tensor([1.0, math.nan, math.inf, -math.inf, 2.0], dtype=torch.float64, device=device)
+        alike = Look(strange.to(dtype), strange, precision, tolerance)
+        wrong = Look(strange.flip(0).to(dtype), strange, precision, tolerance)
+        place = _FIELDS.index("nonfinite")
+        if [row[place] for row in _launched(kernels, [alike, wrong]).tolist()] != [0.0, 2.0]:
+            raise ArithmeticError("NaN and infinities are not told apart")

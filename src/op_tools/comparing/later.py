@@ -1,0 +1,222 @@
+"""Comparisons that are decided later: the device takes a first look, in which most calls are cleared.
+
+Only what is not cleared is examined in full, so the tensors of a call are held until its numbers are back. What a call
+is about to change in place is decided before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from op_tools.call import OpCall
+from op_tools.comparing.compare import Comparer, Comparison, Glance
+from op_tools.comparing.examine import Examiner, Outcome
+from op_tools.comparing.pair import CannotCompare, Pair, Seen
+from op_tools.comparing.reference import tensors_in
+from op_tools.comparing.screen import Screen
+from op_tools.overflow.finite import version_of
+from op_tools.recording.marks import Marker, marker_of
+
+_MOST_CALLS = 32  # in a window
+_MOST_BYTES = 2**29  # of results and references in a window
+_MANY = 16  # tensors of one call
+_MOST_UNREAD = 4  # windows whose numbers are on their way
+
+Deliver = Callable[[OpCall, Outcome], None]
+
+
+class _Record:
+    """One call, or its gradients, in a window."""
+
+    __slots__ = ("_tensors", "_versions", "again", "call", "comparison", "glances")
+
+    def __init__(
+        self,
+        call: OpCall,
+        comparison: Comparison,
+        glances: list[Glance],
+        again: Callable[[], Outcome],
+        tensors: list[Tensor],
+    ) -> None:
+        self.call = call
+        self.comparison = comparison
+        self.glances = glances
+        self.again = again  # examines it in full
+        self._tensors = tensors
+        self._versions = [version_of(tensor) for tensor in tensors]
+
+    def memory(self) -> set[int]:
+        """Where its tensors lie."""
+        return {tensor.untyped_storage().data_ptr() for tensor in self._tensors if tensor.layout is torch.strided}
+
+    def is_intact(self) -> bool:
+        return self._versions == [version_of(tensor) for tensor in self._tensors]
+
+
+class _Window:
+    """Calls that are looked at together, on one stream."""
+
+    def __init__(self, device: torch.device, marker: Marker | None) -> None:
+        self.device = device
+        self.stream_number = None if marker is None else marker.stream()
+        self.records: list[_Record] = []
+        self.memory: set[int] = set()
+        self.bytes = 0
+        self.screen = Screen(device)
+        module: Any = getattr(torch, device.type, None)
+        self._module: Any = module if marker is not None and hasattr(module, "stream") else None
+        self._stream: Any = None if self._module is None else self._module.current_stream(device)
+
+    def launch(self, stream_number: int | None) -> None:
+        is_elsewhere = self._module is not None and stream_number != self.stream_number
+        with self._module.stream(self._stream) if is_elsewhere else contextlib.nullcontext():
+            self.screen.launch()
+
+
+class Later:
+    """Any thread may add: backward has one of its own."""
+
+    def __init__(self, comparer: Comparer, examiner: Examiner, deliver: Deliver) -> None:
+        self._comparer = comparer
+        self._examiner = examiner
+        self._deliver = deliver
+        self._lock = threading.RLock()
+        self._window: _Window | None = None
+        self._unread: deque[_Window] = deque()
+
+    def forward(self, call: OpCall, seen: Seen, graph: bool) -> Pair | None:
+        """Inputs and outputs of a call. With a `graph`, its run is returned, for the gradients that will come."""
+        pair, glances = None, None
+        with contextlib.suppress(CannotCompare):  # which a full examination says
+            pair = self._comparer.pair_to_glance_at(seen, graph)
+            glances = None if pair is None else self._comparer.forward_glances(seen, pair)
+        again = partial(self._examiner.forward, call, seen)
+        if pair is None or glances is None:
+            self._deliver(call, again())
+            return None
+        # one that worked in place was given copies: what it has changed is among those that it kept
+        tensors = [*(seen.given if seen.kept is None else seen.kept).tensors, *tensors_in((seen.result,))]
+        self._add(call, Comparison(casts=pair.casts), glances, again, tensors)
+        return pair if graph else None
+
+    def lists(self, call: OpCall, flat: Seen) -> None:
+        """A call that has worked on lists of tensors: each list is looked at as one tensor."""
+        glances = None
+        with contextlib.suppress(CannotCompare):
+            pair = self._comparer.pair_to_glance_at(flat, False)
+            glances = None if pair is None else self._comparer.forward_glances(flat, pair)
+        call = call.without_tensors()
+        if glances is None:
+            self._deliver(call, self._examiner.forward(call, flat.whole()))
+        else:  # it holds copies, which nobody changes
+            self._add(call, Comparison(), glances, lambda: self._examiner.forward(call, flat.whole()), [])
+
+    def backward(
+        self,
+        call: OpCall,
+        seen: Seen,
+        pair: Pair | None,
+        grad_outputs: Sequence[Tensor | None],
+        grad_inputs: Sequence[Tensor | None],
+    ) -> None:
+        """Its gradients, with the run that was kept for them if there is one."""
+        glances = None
+        with contextlib.suppress(CannotCompare):
+            pair = self._comparer.pair_to_glance_at(seen, True) if pair is None else pair
+            glances = None if pair is None else self._comparer.backward_glances(seen, pair, grad_outputs, grad_inputs)
+        again = partial(self._examiner.backward, call, seen, grad_outputs, grad_inputs)
+        if pair is None or glances is None:
+            self._deliver(call, again())
+            return
+        tensors = [*seen.given.tensors, *(one for one in (*grad_outputs, *grad_inputs) if one is not None)]
+        self._add(call, Comparison(casts=pair.casts), glances, again, tensors)
+
+    def will_change(self, tensors: Sequence[Tensor]) -> None:
+        """Before a call changes one of these tensors: what depends on it is decided."""
+        with self._lock:
+            windows = [*self._unread] if self._window is None else [*self._unread, self._window]
+            if not any(window.memory for window in windows):
+                return
+            if len(tensors) > _MANY:  # an optimizer's: it would take longer to look
+                self.finish()
+                return
+            memory = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}
+            if any(not memory.isdisjoint(window.memory) for window in windows):
+                self.finish()
+
+    def finish(self) -> None:
+        """Decides everything."""
+        with self._lock:
+            self._launch()
+            self._read(wait=True)
+
+    def _add(
+        self,
+        call: OpCall,
+        comparison: Comparison,
+        glances: list[Glance],
+        again: Callable[[], Outcome],
+        tensors: list[Tensor],
+    ) -> None:
+        looks = [glance.look for glance in glances if glance.look is not None]
+        record = _Record(call, comparison, glances, again, tensors)
+        if not looks:
+            self._decide(record, iter(()))
+            return
+        with self._lock:
+            window = self._window_for(looks[0].got.device)
+            window.screen.looks += looks
+            window.records.append(record)
+            window.memory |= record.memory()
+            window.bytes += sum(look.bytes() for look in looks)
+            if len(window.records) >= _MOST_CALLS or window.bytes > _MOST_BYTES:
+                self._launch()
+                self._read(wait=False)
+
+    def _window_for(self, device: torch.device) -> _Window:
+        window, marker = self._window, marker_of(device)
+        number = None if marker is None else marker.stream()
+        if window is not None and window.device == device and window.stream_number == number:
+            return window
+        self._launch()
+        window = self._window = _Window(device, marker)
+        return window
+
+    def _launch(self) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            marker = marker_of(window.device)
+            window.launch(None if marker is None else marker.stream())
+            self._unread.append(window)
+
+    def _read(self, wait: bool) -> None:
+        unread = self._unread
+        while unread and (wait or len(unread) > _MOST_UNREAD or unread[0].screen.is_ready()):
+            window = unread.popleft()
+            verdicts = iter(window.screen.read())
+            for record in window.records:
+                self._decide(record, verdicts)
+
+    def _decide(self, record: _Record, verdicts: Any) -> None:
+        rows, is_clear = [], True
+        for glance in record.glances:
+            if glance.look is not None:
+                glance.row.verdict = next(verdicts)
+                is_clear = is_clear and glance.row.verdict is not None
+            rows.append(glance.row)
+        if is_clear:
+            record.comparison.rows = rows
+            outcome = Outcome(record.comparison)
+        elif record.is_intact():
+            outcome = record.again()
+        else:
+            outcome = Outcome(Comparison(failure="its tensors were changed before they could be looked at twice"))
+        self._deliver(record.call, outcome)

@@ -1,0 +1,111 @@
+"""A first look at many results at once, on the device: nobody waits for it, and its numbers are read together later.
+
+The numbers are those of verdict.Found, the same that a full verdict begins with: what is cleared here, a full verdict
+would clear. Where there is Triton, two kernels do it for all pairs (fused.py); else torch's own, pair by pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_tools.comparing import fused, verdict
+from op_tools.comparing.tolerance import Tolerance
+from op_tools.comparing.verdict import Found, Precision, Verdict
+from op_tools.recording.marks import marker_of
+
+_COUNT = len(Found._fields)
+
+
+class Look:
+    """A result beside what is expected. `precision` is None where both must be equal."""
+
+    __slots__ = ("elements", "expected", "got", "precision", "tolerance")
+
+    def __init__(self, got: Tensor, expected: Tensor, precision: Precision | None, tolerance: Tolerance) -> None:
+        self.got: Any = got
+        self.expected: Any = expected
+        self.precision = precision
+        self.tolerance = tolerance
+        self.elements = got.numel()
+
+    def bytes(self) -> int:
+        """The memory that it holds until it is launched."""
+        return int(self.got.nbytes + self.expected.nbytes)
+
+    def verdict(self, numbers: Sequence[float]) -> Verdict | None:
+        """What came out; None where it takes a closer look."""
+        if self.precision is None or not self.elements:
+            return verdict.RIGHT if numbers[0] == 0 else None
+        return verdict.cleared(Found(*numbers), self.precision, self.tolerance, self.elements)
+
+
+class Screen:
+    """Pairs on one device that are looked at together."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.looks: list[Look] = []
+        self._marker = marker_of(device)
+        self._mark: Any = None
+        self._numbers: Tensor | None = None
+
+    def launch(self) -> None:
+        """Lets the device look, behind the work that makes the tensors. They are let go."""
+        if not self.looks:
+            return
+        with torch.no_grad():
+            numbers = _found(self.looks)
+            if self._marker is None:
+                self._numbers = numbers  # without marks, a copy that is on its way could be read too early
+            else:
+                self._numbers = numbers.to("cpu", non_blocking=True)
+                self._mark = self._marker.set()
+        for look in self.looks:
+            look.got = look.expected = None
+
+    def is_ready(self) -> bool:
+        """Whether `read` need not wait."""
+        return self._mark is None or bool(self._mark.query())
+
+    def read(self) -> list[Verdict | None]:
+        """One answer for each pair, waiting if need be."""
+        if self._numbers is None:
+            return []
+        if self._mark is not None and self._marker is not None:
+            self._marker.wait(self._mark)
+        rows = self._numbers.tolist()
+        self._numbers = self._mark = None
+        return [look.verdict(row) for look, row in zip(self.looks, rows)]
+
+
+def _found(looks: list[Look]) -> Tensor:
+    """A row of numbers for each."""
+    together: dict[Any, list[int]] = {}
+    for index, look in enumerate(looks):
+        is_fused = look.precision is not None and look.elements and fused.can_do(look.got, look.expected)
+        key = (look.got.dtype, look.expected.dtype) if is_fused else None
+        together.setdefault(key, []).append(index)
+    parts = [
+        torch.stack([_alone(looks[index]) for index in indices])
+        if key is None
+        else fused.look([looks[index] for index in indices])
+        for key, indices in together.items()
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    order = [index for indices in together.values() for index in indices]
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return torch.cat(parts)[torch.tensor(places).to(parts[0].device, non_blocking=True)]
+
+
+def _alone(look: Look) -> Tensor:
+    got: Tensor = look.got
+    if look.precision is not None and look.elements:
+        return verdict.first_look(got, look.expected, look.precision, look.tolerance)
+    numbers = torch.zeros(_COUNT, dtype=torch.float64, device=got.device)
+    if look.elements:
+        numbers[0] = verdict.differing(got, look.expected).sum()
+    return numbers
