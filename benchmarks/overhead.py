@@ -7,7 +7,8 @@ Plain steps and steps with the tool take turns, with a warm-up after each switch
 quartiles are reported. `stop` is the ratio with the tool's stop counted in, where it writes out what is left; `disk`,
 `files` and `log` (what it prints) are for one step; `host` and `device` are memory at the peak, more than the plain
 step's. On the simulated accelerator the clock is the CPU time of all threads, so that neighbours on the machine count
-less, with the wall's ratio beside it. torch.profiler is measured along.
+less, with the wall's ratio beside it, and torch has one thread; beside a real accelerator it has as many as it takes by
+itself, for the tools' work on the CPU (--threads). torch.profiler is measured along.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["DITORCH_DISABLE_MOCK"] = "1"
 
 import torch
@@ -113,8 +113,13 @@ class Result:
 class Machine:
     """The device, and how its work is waited for and its memory looked at."""
 
-    def __init__(self, device: str | None) -> None:
+    def __init__(self, device: str | None, threads: int | None = None) -> None:
         self.device = device or discover.choose().device_type
+        if threads is None and self.device in ("sim", "cpu"):
+            threads = 1  # the CPU is the device: more threads would make the plain step faster, not the tool
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = str(threads)  # for processes that a tool starts
+            torch.set_num_threads(threads)
         if device == "sim":
             from ditorch import sim
 
@@ -137,7 +142,8 @@ class Machine:
 
     def title(self) -> str:
         name = getattr(self._module, "get_device_name", lambda: self.device)()
-        return f"{name}, {os.cpu_count()} CPU cores, torch {torch.__version__}, Python {platform.python_version()}"
+        cores = f"{os.cpu_count()} CPU cores, {torch.get_num_threads()} used by torch"
+        return f"{name}, {cores}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def _memory_line(name: str) -> int:
@@ -436,6 +442,7 @@ def measure_other(options: argparse.Namespace, device: str) -> list[Result]:
             *options.dtype,
         ]
         command += ["--verbose-2"] if options.verbose_2 else []
+        command += ["--threads", str(options.threads)] if options.threads else []
         command += ["--only", *options.only] if options.only else []
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return [Result(**row) for row in json.loads(answer.read_text())["results"]]
@@ -494,13 +501,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="TITLE", choices=[mode.title for mode in MODES])
     parser.add_argument("--seconds", type=float, default=240.0, help="about how long it may take in all")
     parser.add_argument("--time", choices=("cpu", "wall"), help="the clock; cpu where the device is the CPU's own work")
+    parser.add_argument("--threads", type=int, help="torch's on the CPU; 1 on sim and cpu, else torch's own default")
     parser.add_argument("--verbose-2", action="store_true", help="at OP_TOOLS_VERBOSE=2 as well")
     parser.add_argument("--json", type=Path, help="the same figures, for programs")
     parser.add_argument("--against", metavar="PATH", help="a folder with another implementation of op_tools")
     parser.add_argument("--other", metavar="PATH", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    machine = Machine(options.device)
+    machine = Machine(options.device, options.threads)
     options.time = options.time or ("cpu" if machine.device in ("sim", "cpu") else "wall")
     options.preset = options.preset or (["h200"] if machine.device == "cuda" else ["tiny", "base"])
     for folder in filter(None, (options.against, options.other)):

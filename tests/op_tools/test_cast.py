@@ -489,3 +489,34 @@ def test_it_starts_again_with_new_settings(device, monkeypatch):
         monkeypatch.setenv("OP_DTYPE_CAST_DICT", f"torch.bfloat16->{target}")
         with tool, contextlib.suppress(ZeroDivisionError):
             assert torch.equal(x.exp(), x.to(target).exp().bfloat16())
+
+
+def test_a_variable_that_is_set_after_apply_feature_counts(device, capsys, monkeypatch):
+    """As the reference's own example does it: first apply_feature, then the variable, then the call."""
+    monkeypatch.setenv("OP_TOOLS_VERBOSE", "2")
+    y = torch.full((4, 2), 1 / 3, device=device)
+    feature = op_tools.apply_feature("torch.div", "cast_dtype", lambda a, b: a.dim() == 2)
+    try:
+        monkeypatch.setenv("OP_DTYPE_CAST_DICT", "torch.float32->torch.float16")
+        assert torch.div(y, 3.0).cpu().equal((y.cpu().half() / 3).float())
+        assert "torch.float32 -> torch.float16 | torch.float32->torch.float16" in capsys.readouterr().out
+        monkeypatch.setenv("DIV_OP_DTYPE_CAST_DICT", "torch.float32->torch.bfloat16")
+        assert torch.div(y, 3.0).cpu().equal((y.cpu().bfloat16() / 3).float())
+        monkeypatch.setenv("DIV_OP_DTYPE_CAST_DICT", "nonsense")
+        assert torch.div(y, 3.0).cpu().equal((y.cpu().bfloat16() / 3).float())
+        assert "DIV_OP_DTYPE_CAST_DICT='nonsense' cannot be used" in capsys.readouterr().err
+        monkeypatch.delenv("DIV_OP_DTYPE_CAST_DICT")
+        monkeypatch.delenv("OP_DTYPE_CAST_DICT")
+        assert torch.div(y, 3.0).cpu().equal(y.cpu() / 3)
+    finally:
+        feature.remove()
+
+
+def test_a_variable_that_is_set_after_start_waits_for_the_next(device, monkeypatch):
+    y = torch.full((4, 2), 1 / 3, device=device)
+    tool = op_tools.OpDtypeCast()
+    with tool:
+        monkeypatch.setenv("OP_DTYPE_CAST_DICT", "torch.float32->torch.float16")
+        assert torch.div(y, 3.0).cpu().equal(y.cpu() / 3)
+    with tool:
+        assert torch.div(y, 3.0).cpu().equal((y.cpu().half() / 3).float())

@@ -659,6 +659,54 @@ def test_lists_and_what_stays_anyway(device, monkeypatch, capsys):
     ]
 
 
+def _statistics(device):
+    x = torch.arange(24.0).view(2, 3, 4).to(device)
+    return x, torch.zeros(3, device=device), torch.ones(3, device=device)
+
+
+SILENT_WRITERS = {
+    "functional": lambda x, mean, variance: functional.batch_norm(x, mean, variance, training=True),
+    "torch": lambda x, mean, variance: torch.batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5, False),
+    "native": lambda x, mean, variance: torch.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5),
+    "legit": lambda x, mean, variance: torch._native_batch_norm_legit(x, None, None, mean, variance, True, 0.1, 1e-5),
+    "stats": lambda x, mean, variance: torch.batch_norm_update_stats(x, mean, variance, 0.1),
+    "aten native": lambda x, mean, variance: torch.ops.aten.native_batch_norm(
+        x, None, None, mean, variance, True, 0.1, 1e-5
+    ),
+    "aten legit": lambda x, mean, variance: torch.ops.aten._native_batch_norm_legit(
+        x, None, None, mean, variance, True, 0.1, 1e-5
+    ),
+}
+
+
+@pytest.mark.parametrize("op", SILENT_WRITERS)
+def test_what_an_op_writes_without_counting_comes_home(device, op):
+    there, here = _statistics(device), _statistics("cpu")
+    with op_tools.OpFallback(verbose=0):
+        SILENT_WRITERS[op](*there)
+    SILENT_WRITERS[op](*here)
+    for got, expected in zip(there, here):
+        assert torch.equal(got.cpu(), expected)
+    assert here[1].count_nonzero() == 3
+
+
+@pytest.mark.parametrize("op", ["add_", "copy_", "lerp_", "zero_"])
+def test_what_an_op_on_lists_writes_comes_home(device, op):
+    """Also in inference mode, where nobody counts."""
+
+    def compute(place):
+        lists = [[torch.full((2,), start + index, device=place) for index in range(3)] for start in (1.0, 5.0)]
+        others = {"add_": (lists[1],), "copy_": (lists[1],), "lerp_": (lists[1], 0.5), "zero_": ()}[op]
+        getattr(torch, f"_foreach_{op}")(lists[0], *others)
+        return [tensor.cpu() for tensor in lists[0]]
+
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            with op_tools.OpFallback(verbose=0):
+                got = compute(device)
+            assert all(map(torch.equal, got, compute("cpu")))
+
+
 def test_every_op_that_torch_declares_a_view_is_in_the_lists():
     from op_tools.rerouting import kinds
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import op_tools
+from op_tools import messages
 
 
 def observed(capsys, device, function, **options):
@@ -145,3 +146,41 @@ def test_a_list_in_the_environment(capsys, device, monkeypatch):
     text = observed(capsys, device, lambda: x.exp().sin())
     assert "skip OpObserveHook on torch.Tensor.sin" in text
     assert "torch.Tensor.sin inputs" not in text
+
+
+def test_a_terminal_that_is_gone_does_not_end_training(capsys, device, monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    x = torch.ones(2, device=device)
+    with monkeypatch.context() as context:
+        context.setattr("sys.stdout", Gone())
+        with op_tools.OpObserve(), op_tools.OpTimeMeasure():
+            y = x.exp().sin()
+    assert torch.equal(y.cpu(), x.cpu().exp().sin())
+    complaints = capsys.readouterr().err.splitlines()
+    assert complaints == [
+        "op_tools: what the tools say cannot be printed ([Errno 32] Broken pipe); training goes on",
+    ]
+
+
+def test_the_same_is_shown_with_and_without_the_c_helper(capsys, device, monkeypatch):
+    x = torch.ones(2, 3, device=device, requires_grad=True)
+    empty = torch.ones(0, device=device)
+
+    def program():
+        y = x.reshape(torch.Size([3, 2])).to(torch.float64)
+        values, _ = y.sort(descending=True)
+        torch._foreach_add([values[:, 1:], values.t()], [2, 0.5])
+        torch.clamp(values, min=-1e30, max=None).sum([-1], keepdim=True).sum().backward()
+        torch.cat([empty, x.detach().view(-1)])
+
+    shown = []
+    for native in ("0", "1", "0"):
+        monkeypatch.setenv("OP_TOOLS_NATIVE", native)
+        messages.forget()
+        shown.append(observed(capsys, device, program))
+    assert shown[0] == shown[1] == shown[2]
+    assert "-1e+30" in shown[0]
+    assert "torch.float64" in shown[0]

@@ -938,6 +938,27 @@ def test_batch_norm_and_its_running_statistics(device):
     assert (first.name, first.phase, first.module) == ("torch.nn.functional.batch_norm", "forward", "1")
 
 
+@pytest.mark.parametrize("op", ["torch.native_batch_norm", "torch._native_batch_norm_legit", "aten"])
+def test_running_statistics_that_nobody_counts(device, op):
+    """What a batch norm wrote into them is its own fault, not that of the op which reads them next."""
+    norm = {
+        "torch.native_batch_norm": torch.native_batch_norm,
+        "torch._native_batch_norm_legit": torch._native_batch_norm_legit,
+        "aten": torch.ops.aten._native_batch_norm_legit.default,
+    }[op]
+    mean, variance = torch.zeros(2, device=device), torch.ones(2, device=device)
+    x = torch.tensor([-3e38, 3e38], device=device).expand(2, 2, 2).contiguous()
+
+    def program():
+        norm(x, None, None, mean, variance, True, 0.1, 1e-5)
+        mean + variance
+
+    names = {one.name for one in check(program)}
+    assert not variance.isfinite().all()
+    assert len(names) == 1
+    assert "batch_norm" in names.pop()
+
+
 def test_an_optimizer_that_does_not_count_its_changes(device):
     weight = torch.ones(4, device=device, requires_grad=True)
     try:

@@ -13,19 +13,21 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from operator import is_
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from op_tools import trees
 from op_tools.call import OpCall
-from op_tools.overflow.finite import CHECKED, Batch, can_be_checked, is_intact, version_of
+from op_tools.overflow.finite import CHECKED, Batch, all_can_be_checked, can_be_checked, is_intact
 from op_tools.overflow.intent import Intent, written_down
+from op_tools.overflow.lists import FEW, size_of, state_of, tensors_in, version_of, versions_of
 
 _MOST_REMEMBERED = 10_000  # tensors; then those that are gone are swept out
+_MOST_LISTS = 1_000  # of tensors that were changed together
 _MOST_UNREAD = 64  # windows; a device so far behind is waited for
 _SHARE_OF_MEMORY = 1 / 100  # of the device's memory may be held until answers have come
 _LEAST_BYTES = 64 * 2**20
@@ -124,20 +126,6 @@ def there(value: Any) -> Any:
     return value() if isinstance(value, weakref.ref) else value
 
 
-def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """As trees.tensors, for the shallow nests that most calls have."""
-    found: list[Tensor] = []
-    for value in values:
-        kind = type(value)
-        if kind is Tensor or kind is Parameter:
-            found.append(value)
-        elif kind is list or kind is tuple:
-            found += tensors_in(value)
-        elif isinstance(value, (Tensor, list, tuple, dict)):
-            found += trees.tensors(value)
-    return found
-
-
 def made_by(result: Any, changed: tuple[Any, ...]) -> list[Tensor]:
     """Results, and inputs that were changed and not returned."""
     made = tensors_in((result,))
@@ -150,13 +138,15 @@ def made_by(result: Any, changed: tuple[Any, ...]) -> list[Tensor]:
 class _Remembered(weakref.ref[Tensor]):
     """A tensor as it was at one version."""
 
-    __slots__ = ("batch", "value", "version")
+    __slots__ = ("batch", "is_view", "value", "version")
     batch: Batch | None
+    is_view: bool
     value: float
     version: int | None
 
-    def is_launched(self) -> bool:
-        return self.batch is None or self.batch.launched
+    def can_be_reached(self) -> bool:
+        """Whether a change of it now could change what is yet to be looked at: itself, or what it is a view of."""
+        return self.is_view or (self.batch is not None and not self.batch.launched)
 
 
 class Memory:
@@ -170,10 +160,13 @@ class Memory:
         return bool(self._tensors)
 
     def put(self, tensor: Tensor, version: int | None, batch: Batch | None = None, value: float = 0.0) -> None:
-        if len(self._tensors) >= self._most:
-            self._tensors = {key: one for key, one in self._tensors.items() if one() is not None}
-            self._most = max(_MOST_REMEMBERED, 2 * len(self._tensors))
-        remembered = self._tensors[id(tensor)] = _Remembered(tensor)
+        remembered = self._tensors.get(id(tensor))
+        if remembered is None or remembered() is not tensor:
+            if len(self._tensors) >= self._most:
+                self._tensors = {key: one for key, one in self._tensors.items() if one() is not None}
+                self._most = max(_MOST_REMEMBERED, 2 * len(self._tensors))
+            remembered = self._tensors[id(tensor)] = _Remembered(tensor)
+            remembered.is_view = tensor._is_view()
         remembered.version, remembered.batch, remembered.value = version, batch, value
 
     def get(self, tensor: Tensor, version: int | None) -> _Remembered | None:
@@ -184,6 +177,49 @@ class Memory:
 
     def forget(self, tensor: Tensor) -> None:
         self._tensors.pop(id(tensor), None)
+
+
+class _List:
+    """Tensors that were changed together, as an optimizer's are, at their versions."""
+
+    __slots__ = ("batch", "has_view", "tensors", "versions")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(map(weakref.ref, tensors))
+        self.has_view = any(map(Tensor._is_view, tensors))
+        self.versions: list[int | None] = []
+        self.batch: Batch | None = None
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether they are these very tensors."""
+        return len(tensors) == len(self.tensors) and all(map(is_, map(_tensor_of, self.tensors), tensors))
+
+    def can_be_reached(self) -> bool:
+        return self.has_view or (self.batch is not None and not self.batch.launched)
+
+
+_tensor_of: Callable[[weakref.ref[Tensor]], Any] = weakref.ref.__call__
+
+
+class Lists:
+    """Lists of tensors that were changed in place, and looked at since. The first tensor tells them apart."""
+
+    def __init__(self) -> None:
+        self._lists: dict[int, _List] = {}
+
+    def put(self, tensors: Sequence[Tensor], versions: list[int | None], batch: Batch) -> None:
+        known = self._lists.get(id(tensors[0]))
+        if known is None or not known.holds(tensors):
+            if len(self._lists) >= _MOST_LISTS:
+                self._lists.clear()
+            known = self._lists[id(tensors[0])] = _List(tensors)
+        known.versions, known.batch = versions, batch
+
+    def get(self, tensors: Sequence[Tensor], versions: list[int | None]) -> _List | None:
+        known = self._lists.get(id(tensors[0]))
+        if known is None or known.versions != versions or None in versions or not known.holds(tensors):
+            return None
+        return known
 
 
 class Window:
@@ -219,24 +255,33 @@ class Checks:
         self._unread: deque[Window] = deque()
         self._bad = Memory()  # tensors that hold NaN or infinities
         self._written = Memory()  # tensors that were changed in place, and looked at since
+        self._written_lists = Lists()
         self._written_silently: dict[int, int] = {}  # id of a tensor: the last call that did it
 
     # -- at each call -------------------------------------------------------------------------------------------------
 
-    def add(self, record: Record, made: Iterable[Tensor], backward: bool = False) -> None:
+    def add(self, record: Record, made: Sequence[Tensor], backward: bool = False) -> None:
         """A call that has run, and what it made."""
         window, size = None, record.size
-        for tensor in made:
-            if tensor.dtype not in CHECKED or tensor.is_cpu or tensor.layout is not torch.strided or not tensor.nbytes:
-                continue
-            if window is None:
-                window = self._window_for(tensor.device, backward)
-                batch = window.batch
-                record.start = len(batch.tensors)
-            elif tensor.device != batch.device:
-                continue
-            batch.add(tensor)
-            size += tensor.nbytes
+        state = state_of(made)
+        if state is None and len(made) > FEW and all_can_be_checked(made):
+            state = versions_of(made), sum(map(size_of, made)), made[0].dtype
+        if state is not None and state[2] in CHECKED:
+            window = self._window_for(made[0].device, backward)
+            record.start = len(window.batch.tensors)
+            window.batch.add_all(made, state[0])
+            size += state[1]
+        else:
+            for tensor in made:
+                if not can_be_checked(tensor):
+                    continue
+                if window is None:
+                    window = self._window_for(tensor.device, backward)
+                    record.start = len(window.batch.tensors)
+                elif tensor.device != window.batch.device:
+                    continue
+                window.batch.add(tensor)
+                size += tensor.nbytes
         if window is None:
             if self._seen is not None:
                 self._seen(record)
@@ -251,22 +296,34 @@ class Checks:
 
     def will_change(self, targets: list[Tensor], matters: bool) -> None:
         """Before a call changes tensors: what it could reach is looked at, and what they hold, if that `matters`."""
+        versions = versions_of(targets)
+        together = self._written_lists.get(targets, versions) if len(targets) > FEW else None
+        if together is not None:
+            if self._patient or together.can_be_reached():
+                self.flush()
+            return
         reaches = self._patient  # an input of a call that is yet to be judged
-        for tensor in targets:
-            if not can_be_checked(tensor):
-                continue
-            version = version_of(tensor)
+        unknown = []
+        for tensor, version in zip(targets, versions):
             known = self._written.get(tensor, version)
             if known is None:
+                unknown.append(tensor)
+            elif known.can_be_reached():
                 reaches = True
-                if matters:
-                    window = self._window_for(tensor.device, False)
-                    window.before.append((len(window.batch.tensors), weakref.ref(tensor)))
-                    window.batch.add(tensor)
-            elif not known.is_launched() or tensor._is_view():
-                reaches = True
-        if reaches:
+        unknown = [tensor for tensor in unknown if can_be_checked(tensor)]
+        if matters and unknown:
+            self._look_before_change(unknown)
+        if reaches or unknown:
             self.flush()
+
+    def _look_before_change(self, tensors: list[Tensor]) -> None:
+        """What was made in this window is looked at anyway."""
+        made = set() if self._window is None else set(map(id, self._window.batch.tensors))
+        for tensor in tensors:
+            if id(tensor) not in made:
+                window = self._window_for(tensor.device, False)
+                window.before.append((len(window.batch.tensors), weakref.ref(tensor)))
+                window.batch.add(tensor)
 
     def flush(self) -> None:
         """Sends what has been gathered to the device, and judges what has come back."""
@@ -292,8 +349,12 @@ class Checks:
                         self._is_good_again(record)
 
     def _has_changed(self, record: Record, batch: Batch) -> None:
-        for tensor in record.changed:
-            self._written.put(tensor, version_of(tensor), batch)
+        versions = versions_of(record.changed)
+        if len(versions) > FEW and not record.is_silent:
+            self._written_lists.put(record.changed, versions, batch)
+            return
+        for tensor, version in zip(record.changed, versions):
+            self._written.put(tensor, version, batch)
             if record.is_silent:
                 if len(self._written_silently) >= _MOST_REMEMBERED:
                     self._written_silently.clear()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from op_tools import show, trees
 from op_tools.overflow.checks import Record, there
-from op_tools.overflow.finite import version_of
+from op_tools.overflow.lists import version_of
 from op_tools.overflow.statistics import Statistics, statistics
 
 _MOST_ROWS = 20  # of the summary

@@ -9,18 +9,33 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
+from op_tools.overflow.lists import (
+    bytes_of,
+    device_of,
+    dtype_of,
+    is_contiguous,
+    layout_of,
+    size_of,
+    state_of,
+    storage_of,
+    versions_of,
+)
+from op_tools.overflow.lists import version_of as version_of  # where others look for it
 from op_tools.timing.clock import Clock, clock_of, stream_id
 
 _PLAIN = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.float64))
 _FLOAT8 = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("float8_e"))
 _COMPLEX = frozenset((torch.complex64, torch.complex128, torch.complex32))
 CHECKED = _PLAIN | _FLOAT8 | _COMPLEX  # dtypes that have NaN or infinities
+_STRIDED = {torch.strided}
 
 
 class Batch:
@@ -52,6 +67,11 @@ class Batch:
             self.versions.append(tensor._version)
         except RuntimeError:  # an inference tensor
             self.versions.append(None)
+
+    def add_all(self, tensors: Sequence[Tensor], versions: Sequence[int | None]) -> None:
+        """Takes in many."""
+        self.versions += versions
+        self.tensors += tensors
 
     def launch(self) -> None:
         """Lets the device find the values, behind the work that makes the tensors. They are let go."""
@@ -92,7 +112,9 @@ class Batch:
     def _launch(self) -> None:
         found: list[Tensor] = []
         for dtype, indices in self._by_dtype().items():
-            tensors = [self.tensors[index] for index in indices]
+            tensors = self.tensors
+            if len(indices) < len(tensors):
+                tensors = [tensors[index] for index in indices]
             found += _find_largest(self.device, tensors if dtype in _PLAIN else [_as_plain(one) for one in tensors])
             self._order += indices
         if not found:
@@ -108,10 +130,15 @@ class Batch:
     def _by_dtype(self) -> dict[torch.dtype, list[int]]:
         """Which tensors are still as they were added."""
         tensors = self.tensors
-        dtypes = {tensor.dtype for tensor in tensors}
-        intact = [index for index, one in enumerate(tensors) if is_intact(one, self.versions[index])]
+        state = state_of(tensors)
+        if state is not None and state[0] == self.versions:
+            return {state[2]: list(range(len(tensors)))}
+        dtypes = set(map(dtype_of, tensors))
+        intact: Sequence[int] = range(len(tensors))
+        if versions_of(tensors) != self.versions or not all(map(bytes_of, map(storage_of, tensors))):
+            intact = [index for index in intact if is_intact(tensors[index], self.versions[index])]
         if len(dtypes) == 1:
-            return {dtypes.pop(): intact} if intact else {}
+            return {dtypes.pop(): list(intact)} if intact else {}
         by_dtype: dict[torch.dtype, list[int]] = {dtype: [] for dtype in dtypes}
         for index in intact:
             by_dtype[tensors[index].dtype].append(index)
@@ -146,12 +173,16 @@ def _make_key_function(device: torch.device) -> Callable[[], int]:
     return (lambda: 0) if clock is None else (lambda: stream_id(clock.current_stream()))
 
 
-def version_of(tensor: Tensor) -> int | None:
-    """Goes up whenever the tensor is changed in place; None for inference tensors, where nobody counts."""
-    try:
-        return tensor._version
-    except RuntimeError:
-        return None
+def all_can_be_checked(tensors: Sequence[Tensor]) -> bool:
+    """Whether many tensors can be checked, and on one device; where not, they are asked one by one."""
+    devices = set(map(device_of, tensors))
+    return (
+        len(devices) == 1
+        and devices.pop().type != "cpu"
+        and CHECKED.issuperset(map(dtype_of, tensors))
+        and set(map(layout_of, tensors)) == _STRIDED
+        and all(map(size_of, tensors))
+    )
 
 
 def can_be_checked(tensor: Tensor) -> bool:
@@ -184,10 +215,10 @@ _finders: dict[str, Finder] = {}  # by type of device
 
 def by_lists(tensors: list[Tensor]) -> list[Tensor]:
     """Two kernels for some hundred tensors. One with gaps or overlaps would make it one kernel for each."""
-    dense = [_is_dense(tensor) for tensor in tensors]
-    if all(dense):
+    if all(map(is_contiguous, tensors)):
         return list(torch._foreach_norm(tensors, math.inf))
-    together = [tensor for tensor, is_dense in zip(tensors, dense) if is_dense]
+    dense = [_is_dense(tensor) for tensor in tensors]
+    together = list(itertools.compress(tensors, dense))
     norms = iter(torch._foreach_norm(together, math.inf) if together else ())
     return [
         next(norms) if is_dense else torch.linalg.vector_norm(tensor, math.inf)

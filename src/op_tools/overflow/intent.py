@@ -16,7 +16,15 @@ from torch import Tensor
 from op_tools import trees
 from op_tools.call import OpCall
 from op_tools.names import is_collective
-from op_tools.rerouting.kinds import OVERWRITES, PERHAPS_VIEWS, VIEWS, short_name, silently_written
+from op_tools.overflow.lists import tensors_in
+from op_tools.rerouting.kinds import (
+    OVERWRITES,
+    PERHAPS_VIEWS,
+    VIEWS,
+    may_write_silently,
+    short_name,
+    silently_written,
+)
 
 Key = Union[int, str]  # an argument by position or by name
 
@@ -36,7 +44,6 @@ _RESHAPES = _words(
 _READS_BACK = _words("item tolist cpu numpy __bool__ __float__ __int__ __complex__ __index__")
 # no name tells that these change an argument, which some of their calls do: running statistics, renormed weights
 _CHANGES_AT_TIMES = _words("instance_norm embedding embedding_bag")
-_SILENT = ("torch.nn.functional.batch_norm", "torch.batch_norm", "torch.native_batch_norm", "torch._batch_norm")
 
 
 class Intent:
@@ -68,7 +75,7 @@ class Intent:
         self.result_is_unknown = short in _UNINITIALISED or is_collective(name)
         self._changed: set[Key] = {0} if _changes_first(short) else set()
         self._in_place = _position_of_in_place(func)
-        self._writes_silently = is_raw or name.startswith(_SILENT) or short.startswith(("_fused_", "_amp_"))
+        self._writes_silently = may_write_silently(name, func)
         # what the functions of others change is learned when they do it
         self.is_strange = short in _CHANGES_AT_TIMES or not (is_raw or name.startswith("torch."))
         self.is_plain = not (
@@ -82,7 +89,7 @@ class Intent:
             keys = {*keys, "out"}
         if self._in_place is not None and _given(call, self._in_place, "inplace"):
             keys = {*keys, 0}
-        targets = [tensor for key in keys for tensor in trees.tensors(_argument(call, key))]
+        targets = tensors_in([_argument(call, key) for key in keys])
         if not self._writes_silently:
             return targets, False
         silent = list(trees.tensors(silently_written(call.name, call.func, call.args, call.kwargs)))

@@ -74,14 +74,24 @@ class CastTables:
         return self._by_op.get(op_name.rpartition(".")[2].upper(), self._general)
 
 
+def cast_variables() -> dict[str, str]:
+    """All of them that are set, the one for all ops and those of single ops."""
+    return {name: text for name, text in os.environ.items() if name == CAST_DICT.name or name.endswith(_PER_OP)}
+
+
 def read_cast_tables() -> CastTables:
     """From the environment; SettingError says which variable cannot be understood, and which part of it."""
     by_op = {
         variable[: -len(_PER_OP)]: parse(variable, text.strip(), parse_casts, _HELP)
-        for variable, text in os.environ.items()
-        if variable.endswith(_PER_OP) and text.strip()
+        for variable, text in cast_variables().items()
+        if variable != CAST_DICT.name and text.strip()
     }
     return CastTables(CAST_DICT.get(), by_op)
+
+
+def variables_of(op_name: str) -> tuple[str, str]:
+    """The variables that concern an op: its own, and the one for all."""
+    return op_name.rpartition(".")[2].upper() + _PER_OP, CAST_DICT.name
 
 
 def tables_from(casts: Casts) -> CastTables:

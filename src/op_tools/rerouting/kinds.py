@@ -18,11 +18,12 @@ def words(text: str) -> frozenset[str]:
 
 # They look at the same memory in another way, always.
 VIEWS = words(
-    """__iter__ _conj _neg_view adjoint alias as_strided atleast_1d atleast_2d atleast_3d broadcast_tensors broadcast_to
-    chunk conj detach diagonal dsplit expand expand_as hsplit imag lift_fresh mH mT meshgrid moveaxis movedim narrow
-    permute positive real select slice split split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind
-    unflatten unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze view view_as view_as_complex
-    view_as_real vsplit indices values _indices _values crow_indices col_indices ccol_indices row_indices"""
+    """__iter__ _conj _neg_view adjoint alias align_to as_strided atleast_1d atleast_2d atleast_3d broadcast_tensors
+    broadcast_to chunk conj detach diagonal dsplit expand expand_as hsplit imag lift_fresh mH mT meshgrid moveaxis
+    movedim narrow permute positive real refine_names rename select slice split split_with_sizes squeeze swapaxes
+    swapdims t tensor_split transpose unbind unflatten unfold unsafe_chunk unsafe_split unsafe_split_with_sizes
+    unsqueeze view view_as view_as_complex view_as_real vsplit indices values _indices _values crow_indices col_indices
+    ccol_indices row_indices"""
 )
 # The same memory, or the tensor itself, if it can be; else a copy, or the same numbers in another dtype.
 PERHAPS_VIEWS = words(
@@ -66,16 +67,20 @@ OVERWRITES = FACTORIES - {"bernoulli_", "_foreach_zero_"} | {"copy_"}
 # Results that are on the CPU wherever the arguments are: the second one of each.
 SECOND_RESULT_ON_CPU = words("_pack_padded_sequence _pad_packed_sequence")
 
-# They write into these arguments where the one at position 5 (training, or the momentum) is set; no schema says so.
-_WRITE_IN_TRAINING: dict[str, tuple[tuple[int, str], ...]] = {
+# They write into these arguments without counting that up, and no schema says so; all but the last only where the
+# argument at position 5 (training, or the momentum) is set. By full name, or by the last part of it.
+_MEAN_AND_VARIANCE = ((3, "running_mean"), (4, "running_var"))
+_WRITE_SILENTLY: dict[str, tuple[tuple[int, str], ...]] = {
     "torch.nn.functional.batch_norm": ((1, "running_mean"), (2, "running_var")),
-    "torch.batch_norm": ((3, "running_mean"), (4, "running_var")),
-    "torch.native_batch_norm": ((3, "running_mean"), (4, "running_var")),
-    "torch._batch_norm_impl_index": ((3, "running_mean"), (4, "running_var")),
-    "torch.cudnn_batch_norm": ((3, "running_mean"), (4, "running_var")),
-    "torch.miopen_batch_norm": ((3, "running_mean"), (4, "running_var")),
-    "torch.batch_norm_gather_stats": ((3, "running_mean"), (4, "running_var")),
-    "torch.batch_norm_gather_stats_with_counts": ((3, "running_mean"), (4, "running_var")),
+    "batch_norm": _MEAN_AND_VARIANCE,
+    "native_batch_norm": _MEAN_AND_VARIANCE,
+    "_native_batch_norm_legit": _MEAN_AND_VARIANCE,
+    "_batch_norm_impl_index": _MEAN_AND_VARIANCE,
+    "cudnn_batch_norm": _MEAN_AND_VARIANCE,
+    "miopen_batch_norm": _MEAN_AND_VARIANCE,
+    "batch_norm_gather_stats": _MEAN_AND_VARIANCE,
+    "batch_norm_gather_stats_with_counts": _MEAN_AND_VARIANCE,
+    "batch_norm_update_stats": ((1, "running_mean"), (2, "running_var")),
 }
 _NOWHERE = 1_000_000  # the position of an argument that is given by name only
 
@@ -87,14 +92,25 @@ def short_name(name: str) -> str:
     return name.rpartition(".")[2] if name.startswith("torch.") else ""
 
 
+def may_write_silently(name: str, func: Any) -> bool:
+    """Whether an op writes into arguments without counting up their versions, at least at times."""
+    short = short_name(name)
+    return (
+        name in _WRITE_SILENTLY
+        or short in _WRITE_SILENTLY
+        or isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+        or short.startswith(("_fused_", "_amp_"))
+    )
+
+
 def silently_written(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an op may write into without counting up their versions."""
-    if name in _WRITE_IN_TRAINING and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
-        return []
-    places = _WRITE_IN_TRAINING.get(name)
+    places = _WRITE_SILENTLY.get(name) or _WRITE_SILENTLY.get(short_name(name))
     if places is None:
         is_registered = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
         places = _written_places(func if is_registered else short_name(name))
+    elif "update_stats" not in name and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
+        return []
     return [
         kwargs[key] if key in kwargs else args[position]
         for position, key in places

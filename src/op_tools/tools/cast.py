@@ -9,16 +9,21 @@
 Ops that only move data and ops that make numbers out of nothing are left alone: the lists are in
 rerouting/kinds.py. One that moves data is cast where the user's list holds its very name. Under autocast, the dtype
 that autocast would give an op is the one that is looked up, and autocast does not undo the cast.
+
+The variables are read when the tool starts. Under apply_feature, which starts at once, they count from when they are
+set: the reference's own example sets OP_DTYPE_CAST_DICT after it.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable
 
 import torch
 
 from op_tools import messages, show, trees
 from op_tools.call import OpCall
+from op_tools.errors import SettingError
 from op_tools.rerouting import kinds
 from op_tools.rerouting.casting import Cast, ForeachCast, Kind, cast_call
 from op_tools.rerouting.dtypes import (
@@ -26,9 +31,11 @@ from op_tools.rerouting.dtypes import (
     Casts,
     CastTable,
     CastTables,
+    cast_variables,
     casts_text,
     read_cast_tables,
     tables_from,
+    variables_of,
 )
 from op_tools.tool import Tool
 
@@ -52,9 +59,11 @@ class OpDtypeCast(Tool):
         self._casts = casts
         self._tables: CastTables
         self._by_op: dict[str, CastTable] = {}
+        self._variables: dict[str, str] = {}  # as they were when they were read
         self._kinds: dict[Any, Kind] = {}
 
     def started(self) -> None:
+        self._variables = cast_variables()
         self._tables = read_cast_tables() if self._casts is None else tables_from(self._casts)
         self._by_op, self._kinds = {}, {}
         self.selection = kinds.Narrowed(self.selection, "OpDtypeCast", _reason_to_leave)
@@ -70,6 +79,8 @@ class OpDtypeCast(Tool):
         messages.say(f"\n{show.table(('op', 'casts', 'calls'), rows)}\n")
 
     def run(self, call: OpCall, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.condition is not None and self._casts is None:
+            self._look_at_variables(call.name)
         table = self._by_op.get(call.name)
         if table is None:
             table = self._by_op[call.name] = self._tables.cast_table(call.name) or DEFAULT_CASTS
@@ -91,6 +102,17 @@ class OpDtypeCast(Tool):
             rows = _rows(call.name, cast, args, kwargs, casts_text(table))
             messages.say(f"\n\n\n{show.heading(call)}\n{show.table(COLUMNS, rows)}\n")
         return result
+
+    def _look_at_variables(self, name: str) -> None:
+        """Reads them anew where one that concerns this op has changed."""
+        if all(os.environ.get(variable) == self._variables.get(variable) for variable in variables_of(name)):
+            return
+        self._variables = cast_variables()
+        try:
+            self._tables = read_cast_tables()
+            self._by_op = {}
+        except SettingError as error:
+            messages.complain_once("casts", str(error), text=f"{error}; what was set before still counts")
 
     def _kind(self, cast: Cast | ForeachCast) -> Kind:
         key = cast.key()

@@ -17,6 +17,9 @@ class OpObserve(Tool):
     prefix = "OP_OBSERVE"
     watches_gradients = True
 
+    def started(self) -> None:
+        show.choose_way()
+
     def before(self, call: OpCall) -> Any:
         # as they are before the call: an in-place op changes what requires_grad says
         return show.inputs(call)

@@ -33,10 +33,20 @@ from op_tools import messages, paths, settings, show, trees, unusual
 from op_tools.call import OpCall
 from op_tools.errors import OverflowFound, StopTraining
 from op_tools.gradients import Gradients
-from op_tools.overflow.checks import Checks, Flow, Record, is_made, made_by, tensors_in, worse
+from op_tools.overflow.checks import Checks, Flow, Record, is_made, made_by, worse
 from op_tools.overflow.findings import Finding, Findings, Tensors, finding
-from op_tools.overflow.finite import is_intact, version_of
+from op_tools.overflow.finite import is_intact
 from op_tools.overflow.intent import Intent
+from op_tools.overflow.lists import (
+    TENSORS,
+    choose_way,
+    requires_grad,
+    size_of,
+    state_of,
+    tensors_in,
+    version_of,
+    versions_of,
+)
 from op_tools.recording import store
 from op_tools.tool import Tool
 
@@ -77,6 +87,7 @@ class OpOverflowCheck(Tool):
 
     def started(self) -> None:
         self._reset()
+        choose_way()
         setting, given = settings.OVERFLOW_ACTION, self._wanted_action
         self._action = setting.get() if given is None else settings.parse("action", given, setting.parse, setting.help)
         if self.verbose == 2:
@@ -309,7 +320,7 @@ def _on_host(call: OpCall) -> float:
 
 
 def _requires_grad(result: Any) -> bool:
-    return any(tensor.requires_grad for tensor in tensors_in((result,)))
+    return any(map(requires_grad, tensors_in((result,))))
 
 
 def _are_views(call: OpCall) -> bool:
@@ -345,7 +356,13 @@ def _note(values: Iterable[Any], versions: list[int | None]) -> int:
         elif kind is Parameter:
             versions.append(value._version)
         elif kind is list or kind is tuple:
-            size += _note(value, versions)
+            kinds = set(map(type, value))
+            if len(kinds) == 1 and kinds <= TENSORS:
+                state = state_of(value) or (versions_of(value), sum(map(size_of, value)), None)
+                versions += state[0]
+                size += state[1] if Tensor in kinds else 0
+            else:
+                size += _note(value, versions)
         elif isinstance(value, (Tensor, list, tuple, dict)):
             versions += [tensor._version for tensor in trees.tensors(value)]
     return size

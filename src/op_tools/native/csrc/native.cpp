@@ -2,7 +2,7 @@
 //
 // In reading order: python.h (objects of Python's, held by threads of autograd's), describe.h (arguments in words),
 // book.h and timer.h (the clock of OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h (where in the program a call is), notes.h
-// (the tensors of a call), checksum.h, and here the module.
+// (the tensors of a call), rows.h (tables of arguments), lists.h (many tensors at once), checksum.h, and here the module.
 #include "python.h"
 
 #include "describe.h"
@@ -43,6 +43,10 @@ PyMethodDef functions[] = {
      "(files, calls_forward) -> (code, instruction, module) of the user's code that is running, or None"},
     {"row_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(rows::row_key)), METH_FASTCALL,
      "(args, kwargs) -> (what the rows of a table tell, addresses, numbers), or None where Python has to look"},
+    {"row_widths", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(rows::row_widths)), METH_FASTCALL,
+     "(addresses, numbers) -> how many letters each takes"},
+    {"row_fill", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(rows::row_fill)), METH_FASTCALL,
+     "(texts, order, addresses, numbers) -> a table with these in its gaps"},
     {"state_of", lists::state_of, METH_O,
      "tensors of one device and dtype -> (versions, bytes, dtype), or None where Python has to look at each"},
     NOTES_FUNCTIONS

@@ -5,6 +5,9 @@
 
 #include <torch/csrc/Size.h>
 
+#include <algorithm>
+#include <vector>
+
 namespace rows {
 
 // Gathers addresses and numbers among nested arguments, and as bytes all else that their rows tell.
@@ -94,6 +97,68 @@ inline PyObject* row_key(PyObject*, PyObject* const* arguments, Py_ssize_t count
   Py_XDECREF(found.numbers);
   PyErr_Clear();
   Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// The addresses among `pointers` and what stands in `numbers`, one after the other, as text. False after an error.
+template <typename Take>
+bool each_text(PyObject* pointers, PyObject* numbers, const Take& take) {
+  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(pointers); ++index) {
+    const uint64_t pointer = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(pointers, index));
+    if (PyErr_Occurred()) return false;
+    take(std::to_string(pointer));
+  }
+  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(numbers); ++index) {
+    PyObject* text = PyObject_Str(PyList_GET_ITEM(numbers, index));
+    Py_ssize_t length = 0;
+    const char* letters = text == nullptr ? nullptr : PyUnicode_AsUTF8AndSize(text, &length);
+    if (letters != nullptr) take(std::string(letters, static_cast<size_t>(length)));
+    Py_XDECREF(text);
+    if (letters == nullptr) return false;
+  }
+  return true;
+}
+
+// row_widths(pointers, numbers) -> how many letters each takes, as bytes
+inline PyObject* row_widths(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (count != 2 || !PyList_Check(arguments[0]) || !PyList_Check(arguments[1])) {
+    PyErr_SetString(PyExc_TypeError, "row_widths(pointers, numbers)");
+    return nullptr;
+  }
+  std::string widths;
+  if (!each_text(arguments[0], arguments[1], [&](const std::string& text) {
+        widths.push_back(static_cast<char>(std::min<size_t>(text.size(), 255)));
+      }))
+    return nullptr;
+  return PyBytes_FromStringAndSize(widths.data(), static_cast<Py_ssize_t>(widths.size()));
+  END_HANDLE_TH_ERRORS
+}
+
+// row_fill(texts, order, pointers, numbers) -> the texts with these between them, in this order
+inline PyObject* row_fill(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (count != 4 || !PyList_Check(arguments[0]) || !PyTuple_Check(arguments[1]) || !PyList_Check(arguments[2]) ||
+      !PyList_Check(arguments[3])) {
+    PyErr_SetString(PyExc_TypeError, "row_fill(texts, order, pointers, numbers)");
+    return nullptr;
+  }
+  std::vector<std::string> values;
+  if (!each_text(arguments[2], arguments[3], [&](std::string text) { values.push_back(std::move(text)); }))
+    return nullptr;
+  std::string filled;
+  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(arguments[0]); ++index) {
+    if (index > 0) {
+      const size_t which = PyLong_AsSize_t(PyTuple_GetItem(arguments[1], index - 1));
+      if (PyErr_Occurred()) return nullptr;
+      filled += values.at(which);
+    }
+    Py_ssize_t length = 0;
+    const char* letters = PyUnicode_AsUTF8AndSize(PyList_GET_ITEM(arguments[0], index), &length);
+    if (letters == nullptr) return nullptr;
+    filled.append(letters, static_cast<size_t>(length));
+  }
+  return python::text(filled);
   END_HANDLE_TH_ERRORS
 }
 
