@@ -226,8 +226,8 @@ class _Record:
     def __init__(self, listener: Listener, inputs: int, outputs: int) -> None:
         self._listener = listener
         self._sizes = (inputs, outputs)
-        self._inputs: list[Tensor | None] = [None] * inputs
-        self._outputs: list[Tensor | None] = [None] * outputs
+        self._inputs: list[_Kept] = [None] * inputs
+        self._outputs: list[_Kept] = [None] * outputs
         self.expected = 0
         self._seen = 0
         self._waiting = False
@@ -246,7 +246,7 @@ class _Record:
                         self._add(position, grad_inputs[index])
                 for number, slot in arrivals:
                     if number < len(grad_outputs):
-                        self._outputs[slot] = grad_outputs[number]
+                        self._outputs[slot] = _kept(grad_outputs[number])
                 self._seen += 1
                 if self._seen == self.expected:
                     self._hand_over()
@@ -261,7 +261,7 @@ class _Record:
         if gradient is None:
             return
         so_far = self._inputs[position]
-        self._inputs[position] = gradient if so_far is None else so_far.detach() + gradient.detach()
+        self._inputs[position] = _kept(gradient if so_far is None else so_far[0] + gradient.detach())
 
     def _pass_is_over(self) -> None:
         self._waiting = False
@@ -270,6 +270,23 @@ class _Record:
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        inputs, outputs = self._inputs, self._outputs
+        inputs, outputs = [_given(kept) for kept in self._inputs], [_given(kept) for kept in self._outputs]
         self._inputs, self._outputs, self._seen = [None] * self._sizes[0], [None] * self._sizes[1], 0
         self._listener.received(inputs, outputs)
+
+
+_Kept = Optional[tuple[Tensor, int]]
+
+
+def _kept(gradient: Tensor | None) -> _Kept:
+    """Until the op's other nodes have run. Autograd takes a gradient for its own that nobody else holds, and copies it
+    otherwise: so another tensor with the same memory is held."""
+    return None if gradient is None else (gradient.detach(), 0 if gradient.is_inference() else gradient._version)
+
+
+def _given(kept: _Kept) -> Tensor | None:
+    """What somebody has changed since it flowed, such as a hook on a parameter's gradient, is not what flowed."""
+    if kept is None:
+        return None
+    gradient, version = kept
+    return gradient if gradient.is_inference() or gradient._version == version else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from op_tools import trees
@@ -206,3 +208,51 @@ def test_watching_keeps_nothing_alive(device):
         del y
         gc.collect()
         assert held() is None
+
+
+class HoldsNothing(Recorder):
+    def flowed(self, call, state, gradients):
+        pass
+
+
+class CountsCopies(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.copies = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.copies += function.overloadpacket in (torch.ops.aten.clone, torch.ops.aten.copy_)
+        return function(*args, **(kwargs or {}))
+
+
+def copies_in_backward(device, watched):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(device)
+    x = torch.ones(2, 3, 4, device=device)
+    with HoldsNothing(ops=["torch.nn.functional.linear"]) if watched else contextlib.nullcontext():
+        loss = model(x).sum()
+        with CountsCopies() as counted:
+            loss.backward()
+    return counted.copies
+
+
+def test_gradients_of_parameters_are_not_copied(device):
+    """Autograd takes them for its own as long as nobody else holds them."""
+    assert copies_in_backward(device, watched=True) == copies_in_backward(device, watched=False)
+
+
+def test_a_gradient_that_was_changed_before_the_op_was_done_is_not_shown(device):
+    """A hook changes the bias's gradient in place while linear's other nodes have still to run."""
+    weight = torch.ones(4, 4, device=device, requires_grad=True)
+    bias = torch.ones(4, device=device, requires_grad=True)
+    x = torch.ones(2, 3, 4, device=device, requires_grad=True)
+
+    def change(parameter):
+        parameter.grad.mul_(100)
+
+    bias.register_post_accumulate_grad_hook(change)
+    with Recorder() as recorder:
+        functional.linear(x, weight, bias).sum().backward()
+    (gradients,) = recorder.gradients_of("torch.nn.functional.linear")
+    seen = gradients.inputs[2]
+    assert seen is None or seen.tolist() == [6.0] * 4
+    assert bias.grad.tolist() == [600.0] * 4

@@ -50,6 +50,8 @@ class Record : public std::enable_shared_from_this<Record> {
         watches_(std::move(watches)),
         inputs_(listener_ ? inputs : 0),
         outputs_(listener_ ? outputs : 0),
+        versions_of_inputs_(inputs_.size()),
+        versions_of_outputs_(outputs_.size()),
         texts_of_inputs_(watches_.empty() ? 0 : inputs, "null"),
         texts_of_outputs_(watches_.empty() ? 0 : outputs, "null") {}
 
@@ -78,7 +80,10 @@ class Record : public std::enable_shared_from_this<Record> {
       if (index < grad_inputs.size() && grad_inputs[index].defined()) add(position, grad_inputs[index]);
     for (const auto& [number, slot] : arrivals) {
       if (number >= grad_outputs.size() || !grad_outputs[number].defined()) continue;
-      if (listener_) outputs_[slot] = grad_outputs[number];
+      if (listener_) {
+        outputs_[slot] = kept(grad_outputs[number]);
+        versions_of_outputs_[slot] = version_of(outputs_[slot]);
+      }
       if (!watches_.empty()) describe_gradient(grad_outputs[number], texts_of_outputs_[slot]);
     }
     if (++seen_ == expected) {
@@ -95,14 +100,27 @@ class Record : public std::enable_shared_from_this<Record> {
     if (listener_) {
       auto& so_far = inputs_[position];
       if (!so_far.defined()) {
-        so_far = gradient;
+        so_far = kept(gradient);
       } else {  // the same input twice: x * x
-        c10::impl::ExcludeDispatchKeyGuard no_modes(
-            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+        ModesAside aside;
         so_far = so_far.detach() + gradient.detach();
       }
+      versions_of_inputs_[position] = version_of(so_far);
     }
     if (!watches_.empty()) describe_gradient(gradient, texts_of_inputs_[position]);
+  }
+
+  struct ModesAside {
+    c10::impl::ExcludeDispatchKeyGuard guard{
+        c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
+  };
+
+  // Until the op's other nodes have run. Autograd takes a gradient for its own that nobody else holds, and copies it
+  // otherwise: so another tensor with the same memory is held.
+  Variable kept(const Variable& gradient) const {
+    if (expected == 1) return gradient;
+    ModesAside aside;
+    return gradient.detach();
   }
 
   static void describe_gradient(const Variable& gradient, std::string& text) {
@@ -116,7 +134,19 @@ class Record : public std::enable_shared_from_this<Record> {
     if (seen_) hand_over(lock);
   }
 
+  // What somebody has changed since it flowed, such as a hook on a parameter's gradient, is not what flowed.
+  static void drop_changed(variable_list& tensors, const std::vector<int64_t>& versions) {
+    for (size_t index = 0; index < tensors.size(); ++index)
+      if (tensors[index].defined() && version_of(tensors[index]) != versions[index]) tensors[index] = Variable();
+  }
+
+  static int64_t version_of(const Variable& tensor) {
+    return tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version());
+  }
+
   void hand_over(std::unique_lock<std::mutex>& lock) {
+    drop_changed(inputs_, versions_of_inputs_);
+    drop_changed(outputs_, versions_of_outputs_);
     variable_list inputs(inputs_.size()), outputs(outputs_.size());
     std::vector<std::string> texts_of_inputs(texts_of_inputs_.size(), "null");
     std::vector<std::string> texts_of_outputs(texts_of_outputs_.size(), "null");
@@ -155,6 +185,7 @@ class Record : public std::enable_shared_from_this<Record> {
   std::vector<Watch> watches_;
   std::mutex mutex_;
   variable_list inputs_, outputs_;
+  std::vector<int64_t> versions_of_inputs_, versions_of_outputs_;
   std::vector<std::string> texts_of_inputs_, texts_of_outputs_;
   size_t seen_ = 0;
   bool is_waiting_ = false;
