@@ -30,9 +30,7 @@ def _simulated_accelerator() -> None:
     if DEVICE == "sim":
         sim.start()
     else:
-        # tests compare two runs bit by bit; ops that have no deterministic way say so in a warning
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic = True  # tests compare two runs bit by bit
     torch.zeros(1, device=DEVICE)  # CUDA initializes itself on first use, which is nothing that a test leaves behind
 
 

@@ -242,7 +242,9 @@ def test_layers_of_all_sorts_are_right(device):
             out += out
         (values.sum() + ordered.std() + outputs.mean() + hidden.amax() + indices.sum()).backward()
     assert tool.summary.ranked() == []
-    assert "could not be compared" not in tool.summary.text()
+    # the CPU has no such thing
+    text = tool.summary.text().replace("could not be compared: torch._cudnn_rnn_flatten_weight", "")
+    assert "could not be compared" not in text
 
 
 def test_the_same_tensor_twice(device):

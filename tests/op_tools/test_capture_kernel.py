@@ -99,12 +99,14 @@ def test_nothing_finite(on_the_cpu):
 def gpu(device):
     if device != "cuda":
         pytest.skip("for CUDA")
-    fused.can_digest.cache_clear()
+    known = fused.can_digest
+    known.cache_clear()
     yield torch.device(device, torch.cuda.current_device())
-    fused.can_digest.cache_clear()
+    known.cache_clear()
 
 
-def records(out):
+def records(out, monkeypatch):
+    monkeypatch.setenv("OP_CAPTURE_KERNEL", "1")
     with op_tools.OpCapture(mode="statistics", ops="torch.Tensor.neg", out=out, verbose=0):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             torch.arange(100_000, device="cuda").sin().to(dtype).neg()
@@ -113,9 +115,9 @@ def records(out):
 
 def test_it_is_used_on_a_gpu_and_says_the_same(gpu, monkeypatch, capsys):
     assert fused.can_digest(gpu)
-    ours = records("ours")
+    ours = records("ours", monkeypatch)
     monkeypatch.setattr(fused, "can_digest", lambda device: False)
-    torchs = records("torchs")
+    torchs = records("torchs", monkeypatch)
     assert len(ours) == len(torchs) == 6
     for one, other in zip(ours, torchs):
         assert (one.checksum, one.numel, one.min, one.max) == (other.checksum, other.numel, other.min, other.max)
@@ -129,6 +131,6 @@ def test_without_it_torch_does_the_work(gpu, monkeypatch, capsys):
         raise compiled.CompileError("there is no libnvrtc.so.13")
 
     monkeypatch.setattr(fused, "_try_out", cannot)
-    assert len(records("out")) == 6
+    assert len(records("out", monkeypatch)) == 6
     said = capsys.readouterr().err
     assert said.count("OpCapture takes torch's kernels for statistics, more slowly: there is no libnvrtc.so.13") == 1

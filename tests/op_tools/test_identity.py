@@ -93,16 +93,6 @@ def everything(op, sample, device, tool):
     return seen
 
 
-@pytest.fixture(autouse=True)
-def _ops_that_give_the_same_twice(device):
-    """On a real device, an op whose sums come in any order refuses and is left out."""
-    if device != "sim":
-        torch.use_deterministic_algorithms(True)
-    yield
-    if device != "sim":
-        torch.use_deterministic_algorithms(True, warn_only=True)
-
-
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_op_is_the_same_under_every_observing_tool(device, dtype, chunk, monkeypatch):
@@ -116,7 +106,8 @@ def test_every_op_is_the_same_under_every_observing_tool(device, dtype, chunk, m
                 if sample is None:
                     continue
                 plain = everything(op, sample, device, None)
-                if str(plain) != str(everything(op, sample, device, None)):
+                again = [everything(op, sample, device, None) for _ in range(1 if device == "sim" else 4)]
+                if any(str(plain) != str(one) for one in again):
                     continue  # not even the same twice by itself
             except (RuntimeError, NotImplementedError, ValueError, TypeError, AssertionError):
                 continue  # the device refuses the sample
