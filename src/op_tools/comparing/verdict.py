@@ -154,7 +154,7 @@ def judge(
         reason = f"errors are {_number(bulk / max(usual, 0.58))} times {known}"
     else:
         reason = f"an error is {_number(found.peak)} times what {precision.name} costs here"
-    where = f"; {share:.3g} of the elements are wrong, the first at {place}"
+    where = f"; {100 * share:.3g} % of the elements are wrong, the first at {place}"
     return Verdict(False, reason + where, measures, severity)
 
 
