@@ -139,7 +139,7 @@ CAPTURE_KERNEL = Setting(
     "OP_CAPTURE_KERNEL",
     False,
     _switch,
-    "1: statistics on CUDA by a kernel of our own, some 8 times as fast; not the default, because one test of all ops "
+    "1: statistics on CUDA by a kernel of our own, several times as fast; not the default, because one test of all ops "
     "on an H200 ended in an illegal memory access, for a reason that is not known yet",
 )
 CAPTURE_MEMORY = Setting(

@@ -63,3 +63,15 @@ def samples(op: Any, device: str, dtype: torch.dtype, most: int = 2) -> Iterator
         found = itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=gradient), most)
         for sample in found:
             yield Sample(op, device, (sample.input, *sample.args), sample.kwargs)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def bits(tensor: torch.Tensor | None) -> Any:
+    """Equal for equal bits, also of NaN."""
+    if tensor is None:
+        return None
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return flat.dtype, flat.shape, flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -18,24 +18,13 @@ from op_tools.rerouting import casting, kinds
 from op_tools.tool import Tool
 
 from . import op_samples
+from .op_samples import bits, tensors_in
 
 CHUNKS = 8
 # What they save for backward is float32 on some devices and as the input on others.
 STATISTICS = ("native_layer_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 UNDEFINED = ("empty", "new_empty")
 ALONE = kinds.VIEWS | kinds.PERHAPS_VIEWS | kinds.NO_ARITHMETIC | kinds.MOVERS | kinds.FACTORIES | kinds.CONSTRUCTORS
-
-
-def tensors_in(value):
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def bits(tensor):
-    """Equal for equal bits, also of NaN."""
-    if tensor is None:
-        return None
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return flat.dtype, flat.shape, flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 class Counter(Tool):

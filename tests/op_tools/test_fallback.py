@@ -18,22 +18,11 @@ from ditorch.demo import GPT, batches
 from op_tools.rerouting import trip
 
 from . import op_samples
+from .op_samples import bits, tensors_in
 
 CHUNKS = 12
 # Undefined by design, or by what lies in memory that LAPACK's gelsy reads before it is written.
 UNDEFINED = ("empty", "new_empty", "linalg.lstsq")
-
-
-def tensors_in(value):
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def bits(tensor):
-    """Equal for equal bits, also of NaN."""
-    if tensor is None:
-        return None
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return flat.dtype, flat.shape, flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def aliases(outputs, arguments):

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 import op_tools
 
 from . import op_samples
+from .op_samples import bits, tensors_in
 
 CHUNKS = 8
 OBSERVING = {
@@ -23,22 +24,6 @@ OBSERVING = {
     "OpCapture statistics": lambda: op_tools.OpCapture(mode="statistics"),
     "OpAutoCompare": lambda: op_tools.OpAutoCompare(),
 }
-
-
-def tensors_in(value):
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def bits(tensor):
-    """Equal for equal bits, also of NaN."""
-    if tensor is None:
-        return None
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return (
-        str(flat.dtype),
-        tuple(flat.shape),
-        flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"",
-    )
 
 
 def aliases(result, arguments):

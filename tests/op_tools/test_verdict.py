@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
-from op_tools.comparing import verdict
+from op_tools.comparing import statistics, verdict
+from op_tools.comparing.precision import LOW_SUMS, precision_of
 from op_tools.comparing.screen import Look, Screen
 from op_tools.comparing.tolerance import Tolerance
-from op_tools.comparing.verdict import LOW_SUMS, judge, judge_exact, precision_of, same_bits
+from op_tools.comparing.verdict import judge, judge_exact, same_bits
 
 ANY = Tolerance(1e-3, 1e-3)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -246,7 +247,7 @@ def test_a_first_look_clears_only_what_a_full_verdict_clears(dtype, factor, shap
     expected = numbers(*shape)
     got = rounded(factor * rounded(expected, dtype), dtype)
     precision = precision_of(dtype)
-    found = verdict.Found(*verdict.first_look(got, expected, precision, ANY).tolist())
+    found = statistics.Found(*verdict.first_look(got, expected, precision, ANY).tolist())
     seen = verdict.cleared(found, precision, ANY, got.numel())
     full = judge(got, expected, None, precision, ANY)
     assert (seen is not None) is full.right
@@ -262,7 +263,7 @@ def test_a_first_look_clears_nothing_that_is_not_finite(wrong):
     got = expected.float()
     got[3] = wrong
     precision = precision_of(torch.float32)
-    found = verdict.Found(*verdict.first_look(got, expected, precision, ANY).tolist())
+    found = statistics.Found(*verdict.first_look(got, expected, precision, ANY).tolist())
     assert verdict.cleared(found, precision, ANY, 100) is None
 
 

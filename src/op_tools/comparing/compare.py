@@ -16,12 +16,14 @@ from torch import Tensor
 
 from op_tools import trees
 from op_tools.comparing import chance, lists, order, reference, traits, verdict
-from op_tools.comparing.pair import CannotCompare, Gradient, Input, Many, Output, Pair, Part, Seen, dense, end_to_end
+from op_tools.comparing.pair import CannotCompare, Pair, Seen, dense
+from op_tools.comparing.parts import Gradient, Input, Many, Output, Part, end_to_end
+from op_tools.comparing.precision import Precision, precision_of
 from op_tools.comparing.reference import Arguments, Run
 from op_tools.comparing.screen import Look
 from op_tools.comparing.tolerance import Tolerance, Tolerances
 from op_tools.comparing.traits import Trait
-from op_tools.comparing.verdict import Precision, Verdict
+from op_tools.comparing.verdict import Verdict
 from op_tools.recording import snapshot
 from op_tools.rerouting.dtypes import read_cast_tables
 
@@ -365,7 +367,7 @@ class Comparer:
     def _masked_row(self, name: str, got: Tensor, given: Tensor, mask: Tensor, rate: float, op: str) -> Row:
         got, tolerance = got.detach(), self._tolerances.of(op, got)
         expected = chance.dropped_out(given.double(), mask, rate)
-        judged = verdict.judge(got, expected, expected.to(got.dtype), verdict.precision_of(got.dtype), tolerance)
+        judged = verdict.judge(got, expected, expected.to(got.dtype), precision_of(got.dtype), tolerance)
         return Row(name, judged, *tolerance, _error_info(got, expected))
 
 

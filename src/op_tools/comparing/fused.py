@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from op_tools import messages
-from op_tools.comparing import verdict
+from op_tools.comparing import statistics, verdict
+from op_tools.comparing.precision import precision_of
 from op_tools.comparing.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from op_tools.comparing.screen import Look
 
 SLOTS = 128  # programs for each pair
-_FIELDS = verdict.Found._fields
+_FIELDS = statistics.Found._fields
 # what the kernel finds, in its order; the rest of Found is zero without a run on the CPU
 SUMS = (
     "squares", "slope", "weight", "got_squares", "product", "expected_squares", "errors", "ulps", "nonzero",
@@ -132,7 +133,7 @@ def _compare_with_torch(kernels: Any, device: torch.device) -> None:
     tolerance = Tolerance(1e-3, 1e-3)
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        precision, looks = verdict.precision_of(dtype), []
+        precision, looks = precision_of(dtype), []
         for size in (1, 1000, 200_000):
             expected = torch.randn(size, dtype=torch.float64, generator=generator).mul_(3).exp_().to(device)
             expected = expected.clamp_(-6e4, 6e4)

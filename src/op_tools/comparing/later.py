@@ -20,10 +20,9 @@ from op_tools.call import OpCall
 from op_tools.comparing.compare import Comparer, Comparison, Glance
 from op_tools.comparing.examine import Examiner, Outcome
 from op_tools.comparing.pair import CannotCompare, Pair, Seen
-from op_tools.comparing.reference import tensors_in
 from op_tools.comparing.screen import Screen
-from op_tools.overflow.finite import version_of
 from op_tools.recording.marks import Marker, marker_of
+from op_tools.tensors import tensors_in, version_of
 
 _MOST_CALLS = 32  # in a window
 _MOST_BYTES = 2**29  # of results and references in a window

@@ -6,8 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -15,11 +14,23 @@ from torch.nn import functional
 
 from op_tools import trees
 from op_tools.comparing import lists, reference, traits, verdict
+from op_tools.comparing.parts import Gradient, Gradients, Part
+from op_tools.comparing.precision import (
+    LOW_NORM,
+    LOW_NORM_ALONE,
+    LOW_STEPS,
+    LOW_SUMS,
+    SINGLE_LOOSE,
+    TF32,
+    Limits,
+    Precision,
+    precision_of,
+)
 from op_tools.comparing.reference import Arguments, Run, Way
 from op_tools.comparing.traits import Trait
-from op_tools.comparing.verdict import Limits, Precision
 from op_tools.recording import snapshot
 from op_tools.rerouting import kinds
+from op_tools.tensors import tensors_in
 
 _LOW = (torch.float16, torch.bfloat16)
 _ON_MATRIX_UNITS = Trait.MATRIX | Trait.CONVOLUTION
@@ -29,7 +40,6 @@ _FINE = 2.0**-12  # of what 16 bits cost a typical value: still much more than f
 _MOVES = 3  # how often the inputs are moved a little, there and back, in a second look
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
-Gradients = Optional[list[Optional[Tensor]]]
 
 
 class Seen:
@@ -63,7 +73,7 @@ class Seen:
 
     def bytes(self) -> int:
         """The memory that it takes."""
-        tensors = {id(tensor): tensor for tensor in (*self.given.tensors, *reference.tensors_in((self.result,)))}
+        tensors = {id(tensor): tensor for tensor in (*self.given.tensors, *tensors_in((self.result,)))}
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
     def depends_on_layout(self) -> bool:
@@ -122,63 +132,6 @@ class Seen:
 
 class CannotCompare(Exception):  # noqa: N818  it never reaches a user as an error
     """No reference could be had."""
-
-
-# ---- which part of a call a value is ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Input:
-    """An argument, as it is after the call."""
-
-    index: int
-
-    def of(self, run: Run, gradients: Gradients) -> Any:
-        return run.arguments.leaves[self.index]
-
-
-@dataclass(frozen=True)
-class Output:
-    """A result."""
-
-    index: int
-
-    def of(self, run: Run, gradients: Gradients) -> Any:
-        return run.results[self.index] if self.index < len(run.results) else None
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """The gradient of an argument."""
-
-    place: int
-
-    def of(self, run: Run, gradients: Gradients) -> Any:
-        return None if gradients is None else gradients[self.place]
-
-
-@dataclass(frozen=True)
-class Many:
-    """Tensors of a list, end to end."""
-
-    parts: tuple[Input | Output, ...]
-
-    def of(self, run: Run, gradients: Gradients) -> Any:
-        return end_to_end([part.of(run, gradients) for part in self.parts])
-
-
-def end_to_end(tensors: Sequence[Any]) -> Any:
-    """Several tensors as one; None where they are none."""
-    if not all(isinstance(tensor, Tensor) for tensor in tensors):
-        return None
-    with torch.no_grad():
-        return torch._utils._flatten_dense_tensors(tuple(tensors))
-
-
-Part = Union[Input, Output, Gradient, Many]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 class Pair:
@@ -442,7 +395,7 @@ def _precision(
     dtypes = [_real(got)] if other is None else [_real(got), _real(other)]
     dtype = max(dtypes, key=lambda one: float(torch.finfo(one).eps))
     is_fine = traits.has(name, Trait.FINE) and dtype in _LOW and is_by_element
-    return verdict.precision_of(dtype, _limits(name, dtype, is_tf32, on_device), slack, _FINE if is_fine else 1.0)
+    return precision_of(dtype, _limits(name, dtype, is_tf32, on_device), slack, _FINE if is_fine else 1.0)
 
 
 def _limits(name: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> Limits | None:
@@ -450,14 +403,14 @@ def _limits(name: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> Li
     if not traits.has(name, _ON_MATRIX_UNITS):
         if not is_low or not traits.has(name, Trait.NORM):
             return None
-        return verdict.LOW_NORM_ALONE if on_device else verdict.LOW_NORM
+        return LOW_NORM_ALONE if on_device else LOW_NORM
     if is_low:
-        return verdict.LOW_STEPS if traits.has(name, Trait.STEPS) else verdict.LOW_SUMS
+        return LOW_STEPS if traits.has(name, Trait.STEPS) else LOW_SUMS
     if dtype is not torch.float32:
         return None
     if is_tf32:
-        return verdict.TF32
-    return verdict.SINGLE_LOOSE if traits.has(name, Trait.CONVOLUTION) or "attention" in name else None
+        return TF32
+    return SINGLE_LOOSE if traits.has(name, Trait.CONVOLUTION) or "attention" in name else None
 
 
 def _size(value: Any) -> int:

@@ -10,16 +10,16 @@ import contextlib
 import functools
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from op_tools import messages, trees
 from op_tools.recording import snapshot
 from op_tools.rerouting import autocasting
+from op_tools.tensors import tensors_in
 
 Convert = Callable[[Tensor], Tensor]
 Dtypes = Mapping[torch.dtype, torch.dtype]
@@ -115,20 +115,6 @@ def is_long_list(value: Any) -> bool:
     if not isinstance(value, (list, tuple)) or len(value) <= _FEW or not isinstance(value[0], Tensor):
         return False
     return len({part.dtype if isinstance(part, Tensor) else None for part in value}) == 1
-
-
-def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """As trees.tensors, for the shallow nests that most calls have."""
-    found: list[Tensor] = []
-    for value in values:
-        kind = type(value)
-        if kind is Tensor or kind is Parameter:
-            found.append(value)
-        elif kind is list or kind is tuple:
-            found += tensors_in(value)
-        elif isinstance(value, (Tensor, list, tuple, dict)):
-            found += trees.tensors(value)
-    return found
 
 
 class Way:

@@ -1,7 +1,7 @@
 """A first look at many results at once, on the device: nobody waits for it, and its numbers are read together later.
 
-The numbers are those of verdict.Found, the same that a full verdict begins with: what is cleared here, a full verdict
-would clear. Where there is Triton, two kernels do it for all pairs (fused.py); else torch's own, pair by pair.
+The numbers are those of statistics.Found, the same that a full verdict begins with: what is cleared here, it would
+clear. Where there is Triton, two kernels do it for all pairs (fused.py); else torch's own, pair by pair.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from op_tools.comparing import fused, verdict
+from op_tools.comparing.precision import Precision
+from op_tools.comparing.statistics import Found
 from op_tools.comparing.tolerance import Tolerance
-from op_tools.comparing.verdict import Found, Precision, Verdict
+from op_tools.comparing.verdict import Verdict
 from op_tools.recording.marks import marker_of
 
 _COUNT = len(Found._fields)

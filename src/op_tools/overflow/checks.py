@@ -14,7 +14,6 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from operator import is_
 from typing import Any, Callable
 
 import torch
@@ -24,10 +23,9 @@ from op_tools import trees
 from op_tools.call import OpCall
 from op_tools.overflow.finite import CHECKED, Batch, all_can_be_checked, can_be_checked, is_intact
 from op_tools.overflow.intent import Intent, written_down
-from op_tools.overflow.lists import FEW, size_of, state_of, tensors_in, version_of, versions_of
+from op_tools.overflow.memory import MOST_REMEMBERED, Lists, Memory
+from op_tools.tensors import FEW, size_of, state_of, tensors_in, version_of, versions_of
 
-_MOST_REMEMBERED = 10_000  # tensors; then those that are gone are swept out
-_MOST_LISTS = 1_000  # of tensors that were changed together
 _MOST_UNREAD = 64  # windows; a device so far behind is waited for
 _SHARE_OF_MEMORY = 1 / 100  # of the device's memory may be held until answers have come
 _LEAST_BYTES = 64 * 2**20
@@ -133,93 +131,6 @@ def made_by(result: Any, changed: tuple[Any, ...]) -> list[Tensor]:
         returned = set(map(id, made))
         made += [one for one in changed if id(one) not in returned]
     return made
-
-
-class _Remembered(weakref.ref[Tensor]):
-    """A tensor as it was at one version."""
-
-    __slots__ = ("batch", "is_view", "value", "version")
-    batch: Batch | None
-    is_view: bool
-    value: float
-    version: int | None
-
-    def can_be_reached(self) -> bool:
-        """Whether a change of it now could change what is yet to be looked at: itself, or what it is a view of."""
-        return self.is_view or (self.batch is not None and not self.batch.launched)
-
-
-class Memory:
-    """Tensors that something is known of, each at one version."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[int, _Remembered] = {}
-        self._most = _MOST_REMEMBERED
-
-    def __bool__(self) -> bool:
-        return bool(self._tensors)
-
-    def put(self, tensor: Tensor, version: int | None, batch: Batch | None = None, value: float = 0.0) -> None:
-        remembered = self._tensors.get(id(tensor))
-        if remembered is None or remembered() is not tensor:
-            if len(self._tensors) >= self._most:
-                self._tensors = {key: one for key, one in self._tensors.items() if one() is not None}
-                self._most = max(_MOST_REMEMBERED, 2 * len(self._tensors))
-            remembered = self._tensors[id(tensor)] = _Remembered(tensor)
-            remembered.is_view = tensor._is_view()
-        remembered.version, remembered.batch, remembered.value = version, batch, value
-
-    def get(self, tensor: Tensor, version: int | None) -> _Remembered | None:
-        known = self._tensors.get(id(tensor))
-        if known is None or version is None or known.version != version or known() is not tensor:
-            return None
-        return known
-
-    def forget(self, tensor: Tensor) -> None:
-        self._tensors.pop(id(tensor), None)
-
-
-class _List:
-    """Tensors that were changed together, as an optimizer's are, at their versions."""
-
-    __slots__ = ("batch", "has_view", "tensors", "versions")
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = list(map(weakref.ref, tensors))
-        self.has_view = any(map(Tensor._is_view, tensors))
-        self.versions: list[int | None] = []
-        self.batch: Batch | None = None
-
-    def holds(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether they are these very tensors."""
-        return len(tensors) == len(self.tensors) and all(map(is_, map(_tensor_of, self.tensors), tensors))
-
-    def can_be_reached(self) -> bool:
-        return self.has_view or (self.batch is not None and not self.batch.launched)
-
-
-_tensor_of: Callable[[weakref.ref[Tensor]], Any] = weakref.ref.__call__
-
-
-class Lists:
-    """Lists of tensors that were changed in place, and looked at since. The first tensor tells them apart."""
-
-    def __init__(self) -> None:
-        self._lists: dict[int, _List] = {}
-
-    def put(self, tensors: Sequence[Tensor], versions: list[int | None], batch: Batch) -> None:
-        known = self._lists.get(id(tensors[0]))
-        if known is None or not known.holds(tensors):
-            if len(self._lists) >= _MOST_LISTS:
-                self._lists.clear()
-            known = self._lists[id(tensors[0])] = _List(tensors)
-        known.versions, known.batch = versions, batch
-
-    def get(self, tensors: Sequence[Tensor], versions: list[int | None]) -> _List | None:
-        known = self._lists.get(id(tensors[0]))
-        if known is None or known.versions != versions or None in versions or not known.holds(tensors):
-            return None
-        return known
 
 
 class Window:
@@ -356,7 +267,7 @@ class Checks:
         for tensor, version in zip(record.changed, versions):
             self._written.put(tensor, version, batch)
             if record.is_silent:
-                if len(self._written_silently) >= _MOST_REMEMBERED:
+                if len(self._written_silently) >= MOST_REMEMBERED:
                     self._written_silently.clear()
                 self._written_silently[id(tensor)] = record.call.id
 

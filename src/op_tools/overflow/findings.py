@@ -12,8 +12,8 @@ from torch import Tensor
 
 from op_tools import show, trees
 from op_tools.overflow.checks import Record, there
-from op_tools.overflow.lists import version_of
 from op_tools.overflow.statistics import Statistics, statistics
+from op_tools.tensors import version_of
 
 _MOST_ROWS = 20  # of the summary
 _ABOUT_TENSOR = ("name", "shape", "stride", "dtype", "device", "value")

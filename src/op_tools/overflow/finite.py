@@ -17,7 +17,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools.overflow.lists import (
+from op_tools.tensors import (
     bytes_of,
     device_of,
     dtype_of,
@@ -28,7 +28,6 @@ from op_tools.overflow.lists import (
     storage_of,
     versions_of,
 )
-from op_tools.overflow.lists import version_of as version_of  # where others look for it
 from op_tools.timing.clock import Clock, clock_of, stream_id
 
 _PLAIN = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.float64))
@@ -79,7 +78,7 @@ class Batch:
         try:
             with torch.no_grad(), self._on_its_stream():
                 self._launch()
-        except BaseException:
+        except BaseException:  # swallows nothing: whatever went wrong, there is nothing to be read
             self._found = None
             raise
         finally:

@@ -16,7 +16,6 @@ from torch import Tensor
 from op_tools import trees
 from op_tools.call import OpCall
 from op_tools.names import is_collective
-from op_tools.overflow.lists import tensors_in
 from op_tools.rerouting.kinds import (
     OVERWRITES,
     PERHAPS_VIEWS,
@@ -25,6 +24,7 @@ from op_tools.rerouting.kinds import (
     short_name,
     silently_written,
 )
+from op_tools.tensors import tensors_in
 
 Key = Union[int, str]  # an argument by position or by name
 

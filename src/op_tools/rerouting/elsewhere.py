@@ -22,11 +22,6 @@ copy_together: Callable[[list[Tensor], list[Tensor]], Any] | None = getattr(torc
 _increment_version: Callable[[Tensor], None] | None = getattr(torch.autograd.graph, "increment_version", None)
 
 
-def version_of(tensor: Tensor) -> int | None:
-    """How often the tensor was written to; None for one made in inference mode, which does not count."""
-    return None if tensor.is_inference() else tensor._version
-
-
 class StandIns:
     """The stand-ins of one call. They must count their versions: none may be made in inference mode."""
 

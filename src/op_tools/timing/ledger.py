@@ -88,38 +88,79 @@ class Total:
         return self.forward + self.backward
 
 
-class Ledger:
-    """Takes in what the timer has, now and then; one thread at a time."""
+class Book:
+    """A table, a trace and sums of times. Takes in what its timer has, now and then; one thread at a time."""
+
+    timer: Any
+
+    def __init__(self, csv: Path, most_rows: int, most_events: int) -> None:
+        self.rows = rows.CsvFile(csv, COLUMNS, most_rows)
+        self.trace = TraceFile(csv.with_suffix(".json"), most_events)
+        self.totals: dict[str, Total] = {}
+        self._until_read = READ_AT // 3  # calls; each makes three entries: forward, backward, gradients have flowed
+        self._reading = threading.Lock()
+
+    def begin(self, call: OpCall) -> Any:
+        """A span, right before the op."""
+        raise NotImplementedError
+
+    def end(self, span: Any, result: Any) -> bool:
+        """Right after the op. Will gradients flow?"""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Waits for the device and writes everything."""
+        self.timer.close()
+        self.read(everything=True)
+        self.sum_up()
+        self.rows.close()
+        self.trace.close()
+
+    def read(self, everything: bool = False) -> None:
+        """Takes in what the device has passed: the older half, which costs no waiting, or everything."""
+        if self._reading.acquire(blocking=everything):
+            try:
+                self._until_read = self.take(everything)
+            finally:
+                self._reading.release()
+
+    def take(self, everything: bool) -> int:
+        """Returns after how many calls to read again."""
+        raise NotImplementedError
+
+    def sum_up(self) -> None:
+        """Everything has been read."""
+
+    def call_ended(self) -> None:
+        self._until_read -= 1
+        if self._until_read <= 0:
+            self.read()
+
+
+class Ledger(Book):
+    """The book that Python keeps. `row_written` is told of each row."""
 
     def __init__(
         self, csv: Path, most_rows: int, most_events: int, row_written: Callable[[tuple[str, ...]], None]
     ) -> None:
-        self.rows = rows.CsvFile(csv, COLUMNS, most_rows)
-        self.trace = TraceFile(csv.with_suffix(".json"), most_events)
-        self.totals: dict[str, Total] = {}
-        self.timer = Timer()
+        super().__init__(csv, most_rows, most_events)
+        self.timer: Timer = Timer()
         self._row_written = row_written
-        self._until_read = READ_AT // 3
-        self._reading = threading.Lock()
         self._waiting: dict[int, Timing] = {}
 
     def begin(self, call: OpCall) -> Span:
-        """Right before the op."""
         return self.timer.begin(Timing(call, signature.of_call(call.args, call.kwargs)), call.args, call.kwargs)
 
     def end(self, span: Span, result: Any) -> bool:
-        """Right after the op. Will gradients flow? Then its row is not complete yet; only so many can wait."""
         will_flow = span.finish(result)
         timing: Timing = span.timing
         timing.outputs = signature.of(result)
-        if will_flow:
+        if will_flow:  # then its row is not complete yet; only so many can wait
             self._waiting[timing.id] = timing
             if len(self._waiting) > MOST_WAITING:
                 self.read()  # some of their gradients may have flowed
                 self._give_up_waiting(len(self._waiting) - MOST_WAITING * 9 // 10)
-        self._until_read -= 1
-        if self._until_read <= 0:
-            self.read()
+        self.call_ended()
         return will_flow
 
     def _give_up_waiting(self, count: int) -> None:
@@ -128,32 +169,20 @@ class Ledger:
                 del self._waiting[timing.id]
                 self._write(timing, "", "")
 
-    def close(self) -> None:
-        """Waits for the device and writes everything."""
-        self.timer.close()
-        self.read(everything=True)
+    def sum_up(self) -> None:
         self._give_up_waiting(len(self._waiting))
-        self.rows.close()
-        self.trace.close()
 
-    def read(self, everything: bool = False) -> None:
-        """Takes in what the device has passed: the older half, which costs no waiting, or everything."""
-        if not self._reading.acquire(blocking=everything):
-            return
-        try:
-            unread = self.timer.unread()
-            entries = self.timer.take(everything, everything or unread >= MOST_UNREAD)
-            for entry in entries:
-                if len(entry) == 3:
-                    timing, inputs, outputs = entry
-                    self._waiting.pop(timing.id, None)
-                    self._write(timing, inputs, outputs)
-                else:
-                    self._take_in(*entry)
-            # a call makes three entries: forward, backward, and that its gradients have flowed
-            self._until_read = max(READ_AT, unread - len(entries) + READ_AT // 2) // 3
-        finally:
-            self._reading.release()
+    def take(self, everything: bool) -> int:
+        unread = self.timer.unread()
+        entries = self.timer.take(everything, everything or unread >= MOST_UNREAD)
+        for entry in entries:
+            if len(entry) == 3:
+                timing, inputs, outputs = entry
+                self._waiting.pop(timing.id, None)
+                self._write(timing, inputs, outputs)
+            else:
+                self._take_in(*entry)
+        return max(READ_AT, unread - len(entries) + READ_AT // 2) // 3
 
     def _take_in(
         self,

@@ -23,17 +23,17 @@ from op_tools.comparing.compare import Comparer
 from op_tools.comparing.examine import Examiner, Outcome
 from op_tools.comparing.later import Later
 from op_tools.comparing.pair import Pair, Seen
-from op_tools.comparing.reference import Arguments, tensors_in
+from op_tools.comparing.reference import Arguments
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.comparing.traits import Trait
 from op_tools.comparing.worker import Kept, Workers
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.gradients import Gradients
-from op_tools.overflow.finite import version_of
 from op_tools.recording import snapshot
 from op_tools.rerouting import autocasting, kinds
 from op_tools.rerouting.dtypes import read_cast_tables
 from op_tools.rows import CsvFile
+from op_tools.tensors import tensors_in, version_of
 from op_tools.tool import Tool
 
 _MOST_KNOWN = 200_000  # distinct calls that are remembered

@@ -26,8 +26,8 @@ from op_tools.call import OpCall
 from op_tools.rerouting import kinds
 from op_tools.rerouting.casting import cast_call
 from op_tools.rerouting.dtypes import DEFAULT_CASTS
-from op_tools.rerouting.elsewhere import version_of
 from op_tools.rerouting.trip import Arguments, Trip
+from op_tools.tensors import version_of
 from op_tools.tool import Tool
 from op_tools.where import Where
 

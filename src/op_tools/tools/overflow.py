@@ -37,7 +37,8 @@ from op_tools.overflow.checks import Checks, Flow, Record, is_made, made_by, wor
 from op_tools.overflow.findings import Finding, Findings, Tensors, finding
 from op_tools.overflow.finite import is_intact
 from op_tools.overflow.intent import Intent
-from op_tools.overflow.lists import (
+from op_tools.recording import store
+from op_tools.tensors import (
     TENSORS,
     choose_way,
     requires_grad,
@@ -47,7 +48,6 @@ from op_tools.overflow.lists import (
     version_of,
     versions_of,
 )
-from op_tools.recording import store
 from op_tools.tool import Tool
 
 _MOST_CALLS = 64  # whose results are looked at together

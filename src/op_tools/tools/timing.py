@@ -22,7 +22,7 @@ from op_tools import messages, native, paths, settings, show, trees
 from op_tools.call import OpCall
 from op_tools.errors import SettingError
 from op_tools.gradients import Gradients
-from op_tools.timing.ledger import COLUMNS, Ledger, Timing
+from op_tools.timing.ledger import COLUMNS, Book, Ledger, Timing
 from op_tools.timing.native_ledger import NativeLedger
 from op_tools.tool import Tool
 
@@ -39,7 +39,7 @@ class OpTimeMeasure(Tool):
     def __init__(self, *, trace_events: int | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._trace_events = trace_events
-        self._ledger: Any  # Ledger or NativeLedger
+        self._ledger: Book
         self._shown: deque[tuple[str, ...]] = deque(maxlen=0)
 
     def started(self) -> None:
@@ -123,7 +123,7 @@ def _times(call: OpCall, elapsed: float) -> tuple[str, ...]:
     return (call.name, str(call.id), f"{elapsed:.8f}", "ms")
 
 
-def _summary(ledger: Ledger | NativeLedger) -> str:
+def _summary(ledger: Book) -> str:
     """Every op, the one that took most first. The column for ops inside others is there where there are such."""
     totals = sorted(ledger.totals.items(), key=lambda item: -item[1].own)
     everything = sum(total.own for _, total in totals) or 1.0

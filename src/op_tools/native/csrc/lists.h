@@ -1,4 +1,4 @@
-// Many tensors at once: what op_tools.overflow.lists asks of each in Python.
+// Many tensors at once: what op_tools.tensors asks of each in Python.
 #pragma once
 
 #include "python.h"

@@ -1,4 +1,4 @@
-"""Many tensors at once: optimizers call ops on lists of some hundred, and to ask each one by one would take long."""
+"""What the tools ask of the tensors of a call, one or many: optimizers call ops on lists of some hundred."""
 
 from __future__ import annotations
 
