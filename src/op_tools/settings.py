@@ -135,13 +135,6 @@ CAPTURE_MODE = Setting(
     _one_of("data", "statistics"),
     "data: OpCapture saves every tensor; statistics: a few numbers per tensor, for long runs",
 )
-CAPTURE_KERNEL = Setting(
-    "OP_CAPTURE_KERNEL",
-    False,
-    _switch,
-    "1: statistics on CUDA by a kernel of our own, several times as fast; not the default, because one test of all ops "
-    "on an H200 ended in an illegal memory access, for a reason that is not known yet",
-)
 CAPTURE_MEMORY = Setting(
     "OP_CAPTURE_MEMORY",
     2 * 2**30,
@@ -202,7 +195,6 @@ ALL: tuple[Setting[Any], ...] = (
     STEPS,
     RANKS,
     CAPTURE_MODE,
-    CAPTURE_KERNEL,
     CAPTURE_MEMORY,
     FALLBACK_AUTO,
     OVERFLOW_ACTION,

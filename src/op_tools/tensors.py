@@ -57,6 +57,11 @@ def state_of(tensors: Sequence[Any]) -> State | None:
     return None if _state_of is None or len(tensors) <= FEW else _state_of(tensors)
 
 
+def with_memory(tensor: Tensor) -> Tensor:
+    """Gradients that autograd knows to be zero lie nowhere; for who reads memory, a copy that does."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor
+
+
 def version_of(tensor: Tensor) -> int | None:
     """Goes up whenever the tensor is changed in place; None for inference tensors, where nobody counts."""
     try:

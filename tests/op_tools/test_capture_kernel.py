@@ -85,6 +85,14 @@ def test_what_does_not_lie_in_order(on_the_cpu):
     assert torch.equal(found, lines(tensor.t().clone().contiguous(), tensor[:, ::2].clone(), -complex.imag, conjugate))
 
 
+def test_zeros_without_memory(on_the_cpu):
+    """Such as the gradient of `sgn`: autograd knows them to be zero, and they lie nowhere."""
+    zeros = torch._efficientzerotensor((700,), dtype=torch.float32)
+    assert not zeros.data_ptr()
+    wide = torch._efficientzerotensor((30,), dtype=torch.complex64)
+    assert torch.equal(lines(zeros, wide), lines(torch.zeros(700), torch.zeros(30, dtype=torch.complex64)))
+
+
 def test_nothing_finite(on_the_cpu):
     (line,) = lines(torch.tensor([math.nan, math.inf, -math.inf] * 1000))
     assert line[:3].tolist() == [3000, 1000, 2000]
@@ -105,8 +113,7 @@ def gpu(device):
     known.cache_clear()
 
 
-def records(out, monkeypatch):
-    monkeypatch.setenv("OP_CAPTURE_KERNEL", "1")
+def records(out):
     with op_tools.OpCapture(mode="statistics", ops="torch.Tensor.neg", out=out, verbose=0):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             torch.arange(100_000, device="cuda").sin().to(dtype).neg()
@@ -115,9 +122,9 @@ def records(out, monkeypatch):
 
 def test_it_is_used_on_a_gpu_and_says_the_same(gpu, monkeypatch, capsys):
     assert fused.can_digest(gpu)
-    ours = records("ours", monkeypatch)
+    ours = records("ours")
     monkeypatch.setattr(fused, "can_digest", lambda device: False)
-    torchs = records("torchs", monkeypatch)
+    torchs = records("torchs")
     assert len(ours) == len(torchs) == 6
     for one, other in zip(ours, torchs):
         assert (one.checksum, one.numel, one.min, one.max) == (other.checksum, other.numel, other.min, other.max)
@@ -131,6 +138,6 @@ def test_without_it_torch_does_the_work(gpu, monkeypatch, capsys):
         raise compiled.CompileError("there is no libnvrtc.so.13")
 
     monkeypatch.setattr(fused, "_try_out", cannot)
-    assert len(records("out", monkeypatch)) == 6
+    assert len(records("out")) == 6
     said = capsys.readouterr().err
     assert said.count("OpCapture takes torch's kernels for statistics, more slowly: there is no libnvrtc.so.13") == 1

@@ -27,7 +27,6 @@ CASES = {
     "OP_TOOLS_STEPS": (None, {}, {**NOT_NUMBERS, "5-2": "the range 5-2 runs backwards"}),
     "OP_TOOLS_RANKS": (None, {}, NOT_NUMBERS),
     "OP_CAPTURE_MODE": ("data", {"statistics": "statistics"}, {"stats": "it must be one of data, statistics"}),
-    "OP_CAPTURE_KERNEL": (False, SWITCH, NOT_A_SWITCH),
     "OP_CAPTURE_MEMORY": (2 * 2**30, BYTES, NOT_BYTES),
     "OP_FALLBACK_AUTO": (False, SWITCH, NOT_A_SWITCH),
     "OP_OVERFLOW_CHECK_ACTION": (

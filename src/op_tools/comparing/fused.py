@@ -18,6 +18,7 @@ from op_tools import messages
 from op_tools.comparing import statistics, verdict
 from op_tools.comparing.precision import precision_of
 from op_tools.comparing.tolerance import Tolerance
+from op_tools.tensors import with_memory
 
 if TYPE_CHECKING:
     from op_tools.comparing.screen import Look
@@ -58,7 +59,7 @@ def _launched(kernels: Any, looks: Sequence[Look]) -> Tensor:
     addresses: list[tuple[int, int, int]] = []
     numbers: list[tuple[float, float, float, float]] = []
     for one in looks:
-        got, expected = one.got.detach(), one.expected.detach()
+        got, expected = with_memory(one.got.detach()), with_memory(one.expected.detach())
         if not (got.is_contiguous() and expected.is_contiguous()) and not _lie_alike(got, expected):
             got, expected = got.contiguous(), expected.contiguous()
         held += (got, expected)

@@ -24,6 +24,7 @@ from op_tools.recording.marks import OnTheWay, marker_of, stream_of
 from op_tools.recording.staging import staged_as
 from op_tools.recording.writer import Writer
 from op_tools.reductions.compiled import CompileError, Kernel, kernel
+from op_tools.tensors import with_memory
 
 # as in digest.cu
 _THREADS = 256
@@ -86,7 +87,7 @@ class Chunk:
         found = []
         for number, staged in zip(self.numbers, self.staged):
             tensor = tensors[number]
-            if staged is not None or not tensor.is_contiguous() or tensor.is_neg():
+            if staged is not None or not tensor.is_contiguous() or tensor.is_neg() or tensor._is_zerotensor():
                 tensor = _plain(tensor, staged)
                 copies.append(tensor)
             found.append(tensor.data_ptr())
@@ -181,6 +182,7 @@ class Stage:
 def _plain(tensor: Tensor, staged: torch.dtype | None) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = with_memory(tensor)
     return (tensor if staged is None else tensor.to(staged)).resolve_neg().contiguous()
 
 

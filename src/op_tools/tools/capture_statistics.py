@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import messages, paths, settings, show, trees
+from op_tools import messages, paths, show, trees
 from op_tools.call import OpCall
 from op_tools.gradients import Gradients
 from op_tools.recording import digest, files, staging
@@ -39,11 +39,11 @@ class _Site:
 
     __slots__ = ("fused", "left_out", "number", "staged")
 
-    def __init__(self, number: int, tensors: list[Tensor], known: Collection[int], with_kernel: bool) -> None:
+    def __init__(self, number: int, tensors: list[Tensor], known: Collection[int]) -> None:
         self.number = number  # of the description in the file
         self.left_out = [number for number, tensor in enumerate(tensors) if staged_as(tensor) is None]
         wanted = [number for number in range(len(tensors)) if number not in known and number not in self.left_out]
-        at_once = [number for number in wanted if with_kernel and fused.can_digest(tensors[number].device)]
+        at_once = [number for number in wanted if fused.can_digest(tensors[number].device)]
         self.fused = list(fused.chunks(tensors, at_once))
         self.staged = list(staging.chunks(tensors, [number for number in wanted if number not in at_once]))
 
@@ -62,7 +62,6 @@ class Statistics:
         self._tells = tool.verbose == 2
         self._writer = Writer("OpCapture")
         self._weights = Weights()
-        self._with_kernel = settings.CAPTURE_KERNEL.get()
         self._lock = threading.Lock()
         self._note = noter()
         self._stages: dict[tuple[Kind, int], Stage] = {}  # and by stream
@@ -141,7 +140,7 @@ class Statistics:
                 place = (call.name, part, call.where.line(), call.where.module, known, key)
                 site = self._sites.get(place)
                 if site is None:
-                    site = self._sites[place] = _Site(len(self._sites), tensors, known, self._with_kernel)
+                    site = self._sites[place] = _Site(len(self._sites), tensors, known)
                     self._writer.add(partial(self._describe, _description(call, part, args, kwargs)))
                 label = (site.number, call.id, call.step)
                 self._digest(site, tensors, addresses, label)
