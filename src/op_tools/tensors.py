@@ -57,6 +57,11 @@ def state_of(tensors: Sequence[Any]) -> State | None:
     return None if _state_of is None or len(tensors) <= FEW else _state_of(tensors)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order."""
+    return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
 def with_memory(tensor: Tensor) -> Tensor:
     """Gradients that autograd knows to be zero lie nowhere; for who reads memory, a copy that does."""
     return tensor.clone() if tensor._is_zerotensor() else tensor

@@ -1,4 +1,4 @@
-"""Runs digest.cu without a GPU: a block's threads are threads of the system, its blocks come one after the other."""
+"""Runs a .cu file without a GPU: a block's threads are threads of the system, its blocks come one after the other."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ static pthread_barrier_t barrier;
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
 static void __threadfence() {}
 static unsigned atomicAdd(unsigned* place, unsigned value) { unsigned before = *place; *place += value; return before; }
+static void atomicMax(unsigned* place, unsigned value) { if (value > *place) *place = value; }
 template <typename To, typename From> static To bits_of(From from) { To to; memcpy(&to, &from, sizeof to); return to; }
 static unsigned __float_as_uint(float value) { return bits_of<unsigned>(value); }
 static float __uint_as_float(unsigned value) { return bits_of<float>(value); }
@@ -47,7 +48,7 @@ extern "C" void launch(unsigned blocks, const Table* given) {
             for (unsigned block = 0; block < blocks; block++) {
                 if (number == 0) blockIdx.x = block;
                 __syncthreads();
-                digest_tensors(table);
+                FUNCTION(table);
                 __syncthreads();
             }
         });
@@ -62,18 +63,17 @@ CONVERSION = 'asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));'
 class Kernel:
     """Stands in for compiled.Kernel."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str, function: str) -> None:
         compiler = shutil.which("g++") or shutil.which("clang++")
         if compiler is None:
             pytest.skip("there is no compiler")
-        kernel = Path(fused.__file__).with_name("digest.cu").read_text()
-        assert CONVERSION in kernel
+        kernel = Path(fused.__file__).with_name(f"{name}.cu").read_text()
         kernel = kernel.replace(CONVERSION, "value = bits_of<_Float16>(bits);")
-        source, library = folder / "digest.cpp", folder / "digest.so"
+        assert "asm" not in kernel
+        source, library = folder / f"{name}.cpp", folder / f"{name}.so"
         source.write_text(BEFORE + kernel + AFTER)
-        subprocess.run(
-            [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", source, "-o", library], check=True
-        )
+        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-DFUNCTION={function}"]
+        subprocess.run([compiler, *options, source, "-o", library], check=True)
         self.library = ctypes.CDLL(str(library))
 
     def launch(self, blocks: int, threads: int, argument: ctypes.Array[ctypes.c_void_p], stream: int) -> None:

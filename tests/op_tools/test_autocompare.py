@@ -21,14 +21,22 @@ from torch.utils.checkpoint import checkpoint
 import op_tools
 from ditorch.demo.gpt import GPT
 from ditorch.sim import faults
-from op_tools import messages
-from op_tools.comparing import compare, fused
+from op_tools import comparing, messages
+from op_tools.comparing import blame, compare, fused, screen
 from op_tools.comparing.pair import Seen
 from op_tools.comparing.reference import Arguments, Way, run
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.errors import DifferenceFound, SettingError
+from op_tools.tools import autocompare
 
 LOW = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True, params=["the host looks", "the device looks first"])
+def _who_looks(request, monkeypatch):
+    """At results that the CPU is the reference for: on CUDA the device, elsewhere the host."""
+    is_first = request.param != "the host looks"
+    monkeypatch.setattr(screen, "is_quick", lambda tensors: is_first and any(not one.is_cpu for one in tensors))
 
 
 class Net(nn.Module):
@@ -973,7 +981,9 @@ def test_without_a_compiler_there_is_no_fused_look_and_one_line_says_so(monkeypa
     def fails(*arguments):
         raise RuntimeError("no C compiler was found")
 
-    monkeypatch.setitem(sys.modules, "op_tools.comparing.kernels", types.SimpleNamespace(run=fails))
+    broken = types.SimpleNamespace(run=fails)
+    monkeypatch.setitem(sys.modules, "op_tools.comparing.kernels", broken)
+    monkeypatch.setattr(comparing, "kernels", broken, raising=False)
     monkeypatch.setattr(fused, "_known", {})
     assert fused._kernels(torch.device("cpu")) is None
     assert fused._kernels(torch.device("cpu")) is None
@@ -985,6 +995,58 @@ def test_the_fused_look_sees_what_torch_sees(device):
     if not fused.can_do(torch.zeros(1, device=device), torch.zeros(1, device=device)):
         pytest.skip("Triton and CUDA are not there")
     fused._compare_with_torch(fused._kernels(here), here)
+
+
+# ---- the CPU as reference, with a first look on the device -----------------------------------------------------------
+
+
+def test_both_ways_of_looking_measure_the_same(device, monkeypatch):
+    def rows(is_first):
+        monkeypatch.setattr(screen, "is_quick", lambda tensors: is_first and any(not one.is_cpu for one in tensors))
+        with op_tools.OpAutoCompare(verbose=0, out=str(is_first)):
+            step(device)
+        return {(row["forward_id"], row["name"]): row for row in rows_of(Path(str(is_first)))}
+
+    full, first = rows(False), rows(True)
+    shift = int(next(iter(first))[0]) - int(next(iter(full))[0])
+    assert len(full) == len(first) > 60
+    # these ask the CPU in the device's own dtype, which does not run where a first look is enough
+    columns = set(blame.CSV) - {"forward_id", "rmse_ratio", "severity", "error_info"}
+    for (number, name), row in full.items():
+        seen = first[str(int(number) + shift), name]
+        different = [column for column in columns if not _is_about(row[column], seen[column])]
+        assert not different, (name, different, row, seen)
+
+
+def _is_about(one, other):
+    with contextlib.suppress(ValueError):
+        return float(one) == pytest.approx(float(other), rel=1e-6, abs=1e-12)
+    return one == other
+
+
+def test_what_is_changed_right_after_is_compared_as_it_was(device):
+    """Gradients are added up in place, without any op that could be seen."""
+    x, weight = torch.randn(8, 8, device=device), torch.randn(8, 8, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with faults.inject("aten.mm: scale=1.01, phase=backward"), tool:
+        for _ in range(3):
+            (x @ weight).sum().backward()
+    (found,) = tool.summary.ranked()
+    assert found.calls == 3, str(found)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "launch"])
+def test_without_room_on_the_device_the_host_looks(device, monkeypatch, when):
+    def full(*arguments):
+        raise screen.OUT_OF_MEMORY("no room")
+
+    place, name = {"before": (autocompare, "_clone"), "after": (autocompare, "_cloned"), "launch": (screen, "_found")}[
+        when
+    ]
+    monkeypatch.setattr(place, name, full)
+    tool = op_tools.OpAutoCompare()
+    assert [one.name for one in found_by(tool, device, "aten.gelu: scale=1.01")] == ["torch.nn.functional.gelu"]
+    assert len(rows_of()) > 60
 
 
 # ---- what else must hold ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from .cuda_on_the_cpu import Kernel
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    return Kernel(tmp_path_factory.mktemp("kernel"))
+    return Kernel(tmp_path_factory.mktemp("kernel"), "digest", "digest_tensors")
 
 
 @pytest.fixture

@@ -833,10 +833,10 @@ def test_dtypes_and_layouts_without_infinities_or_without_kernels(device, capsys
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("way", [finite.by_lists, finite.by_range])
 def test_finds_it_in_every_dtype_and_layout(device, dtype, bad, way, monkeypatch):
-    monkeypatch.setattr(finite, "_finders", {device: way})
     x = torch.zeros(30, 7)
     x[17, 5] = bad
     x = x.to(dtype).to(device)
+    monkeypatch.setattr(finite, "_finders", {x.device: way})
     batch = finite.Batch(x.device)
     parts = [x, x.T, x[::2], x[1::2], x[17, 5].expand(3, 3), torch.ones(3, device=device)]
     for part in parts:
@@ -850,8 +850,8 @@ def test_finds_it_in_every_dtype_and_layout(device, dtype, bad, way, monkeypatch
 
 @pytest.mark.parametrize("way", [finite.by_lists, finite.by_range, finite.by_question])
 def test_every_way_to_look_at_tensors_sees_nan_and_infinity(device, way, monkeypatch):
-    monkeypatch.setattr(finite, "_finders", {device: way})
     x = torch.ones(4, device=device)
+    monkeypatch.setattr(finite, "_finders", {x.device: way})
     assert check(lambda: x + 1) == []
     assert [one.what for one in check(lambda: (x / 0, (x - x) / 0))] == [
         "made Inf out of finite inputs",
@@ -861,11 +861,12 @@ def test_every_way_to_look_at_tensors_sees_nan_and_infinity(device, way, monkeyp
 
 def test_a_device_whose_maximum_overlooks_nan_is_asked_in_another_way(device, monkeypatch):
     monkeypatch.setattr(finite, "_finders", {})
+    monkeypatch.setattr(finite.largest, "can_find", lambda device: False)
     monkeypatch.setattr(finite, "_has_kernel_for_lists", lambda device: False)
     monkeypatch.setattr(torch, "aminmax", lambda x: (x.nan_to_num().min(), x.nan_to_num().max()))
     x = torch.zeros(4, device=device)
     assert [one.what for one in check(lambda: x / 0)] == ["made NaN out of finite inputs"]
-    assert finite._finders == {device: finite.by_question}
+    assert finite._finders == {x.device: finite.by_question}
 
 
 def test_inference_mode(device):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from op_tools import trees
 from op_tools.comparing import chance, lists, order, reference, traits, verdict
-from op_tools.comparing.pair import CannotCompare, Pair, Seen, dense
+from op_tools.comparing.pair import CannotCompare, Pair, Seen, dense, is_tf32
 from op_tools.comparing.parts import Gradient, Input, Many, Output, Part, end_to_end
 from op_tools.comparing.precision import Precision, precision_of
 from op_tools.comparing.reference import Arguments, Run
@@ -87,7 +87,7 @@ class Comparer:
     ) -> None:
         self._tolerances = tolerances
         self._cast_table = cast_table
-        self._on_device = on_device
+        self.on_device = on_device
         self._slack = slack
 
     def forward(self, seen: Seen, with_graph: bool = False) -> Comparison:
@@ -142,12 +142,18 @@ class Comparer:
             ]
         )
 
-    def _pair(self, seen: Seen, grad_outputs: Sequence[Tensor | None] | None = None, with_graph: bool = False) -> Pair:
+    def _pair(
+        self,
+        seen: Seen,
+        grad_outputs: Sequence[Tensor | None] | None = None,
+        with_graph: bool = False,
+        first_look: bool = False,
+    ) -> Pair:
         table = self._cast_table(seen.name)
         higher = reference.HIGHER if table is None else {**reference.HIGHER, **table}
-        if self._on_device:
+        if self.on_device:
             higher = reference.higher_on(seen.given.tensors, higher)
-        return Pair(seen, higher, grad_outputs, self._on_device, self._slack, with_graph)
+        return Pair(seen, higher, grad_outputs, self.on_device, self._slack, with_graph, first_look)
 
     # ---- a first look on the device ----------------------------------------------------------------------------------
 
@@ -155,10 +161,9 @@ class Comparer:
         """The runs for a first look; None where only a full comparison will do."""
         if traits.of(seen.name) is None or traits.has(seen.name, Trait.EMPTY):
             return None
-        if chance.is_random(seen.name, seen.given.args, seen.given.kwargs):
+        if is_tf32(seen) or chance.is_random(seen.name, seen.given.args, seen.given.kwargs):
             return None
-        pair = self._pair(seen, with_graph=with_graph)
-        return pair if pair.same is None else None
+        return self._pair(seen, with_graph=with_graph, first_look=True)
 
     def forward_glances(self, seen: Seen, pair: Pair) -> list[Glance] | None:
         """As `forward`, without waiting; None where only a full comparison will do."""
@@ -188,18 +193,19 @@ class Comparer:
                 parts = [Input(index) for index in places]
                 glances.append(self._glances_of_list(names[listed], kept.leaves[listed], pair, parts))
             elif not any(changed):
-                before, after = end_to_end(seen.given.leaves[listed]), end_to_end(kept.leaves[listed])
-                glances.append(self._unchanged_glance(_range_of(names[listed]), before, after, pair))
+                before, after = end_to_end(seen.before.leaves[listed]), end_to_end(kept.leaves[listed])
+                name, first = _range_of(names[listed]), Input(places.start)
+                glances.append(self._unchanged_glance(name, before, after, pair, first))
             else:
                 continue
             together.update(places)
-        for index, (name, before, after) in enumerate(zip(names, seen.given.leaves, kept.leaves)):
+        for index, (name, before, after) in enumerate(zip(names, seen.before.leaves, kept.leaves)):
             if index not in together:
                 is_changed = index in pair.changed
                 glances.append(
                     self._glance(name, after, pair, Input(index))
                     if is_changed
-                    else self._unchanged_glance(name, before, after, pair)
+                    else self._unchanged_glance(name, before, after, pair, Input(index))
                 )
         return glances
 
@@ -232,17 +238,22 @@ class Comparer:
             return Glance(Row(name, judged, *tolerance), None) if judged.right else None
         if got.shape != expected.shape or not _is_plain(got) or not _is_plain(expected) or got.is_cpu:
             return None
-        precision = pair.precision(got, None) if got.is_floating_point() else None
         row = Row(name, None, *tolerance, _error_info(got, expected))
-        return Glance(row, Look(got, expected, precision, tolerance))
+        precision = None
+        if not got.is_floating_point() or (pair.is_exact and not isinstance(part, Gradient)):
+            expected = expected.to(got.dtype)
+        else:
+            precision = pair.precision(got, None)
+        return Glance(row, Look(got, snapshot.on_device(expected, got.device), precision, tolerance))
 
-    def _unchanged_glance(self, name: str, before: Any, after: Any, pair: Pair) -> Glance | None:
+    def _unchanged_glance(self, name: str, before: Any, after: Any, pair: Pair, part: Input) -> Glance | None:
         tolerance = self._tolerances.of(pair.name, before)
         if not isinstance(before, Tensor) or after is before:
             return Glance(Row(name, verdict.RIGHT, *tolerance), None)
-        if not _is_plain(before) or before.is_cpu:
+        if not _is_plain(before) or not _is_plain(after) or before.is_cpu:
             return None
-        return Glance(Row(name, None, *tolerance), Look(after, before, None, tolerance))
+        row = Row(name, None, *tolerance, _error_info(before, pair.expected_part(part)))
+        return Glance(row, Look(after, before, None, tolerance))
 
     # ---- the parts of a call -----------------------------------------------------------------------------------------
 

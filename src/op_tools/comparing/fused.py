@@ -32,6 +32,12 @@ SUMS = (
 )  # fmt: skip
 MAXIMA = ("peak", "max_abs", "max_relative", "max_ulp", "excess")
 _DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.float64))
+_EXACT = precision_of(torch.float64)._replace(largest=math.inf)  # where only max_abs and nonfinite are asked for
+
+
+def is_there(device: torch.device) -> bool:
+    """True where `look` works on this device."""
+    return device.type == "cuda" and _kernels(device) is not None
 
 
 def can_do(got: Tensor, expected: Tensor) -> bool:
@@ -57,16 +63,18 @@ def _launched(kernels: Any, looks: Sequence[Look]) -> Tensor:
     device = looks[0].got.device
     held: list[Tensor] = []  # until the kernels are launched
     addresses: list[tuple[int, int, int]] = []
-    numbers: list[tuple[float, float, float, float]] = []
+    numbers: list[tuple[float, ...]] = []
     for one in looks:
         got, expected = with_memory(one.got.detach()), with_memory(one.expected.detach())
         if not (got.is_contiguous() and expected.is_contiguous()) and not _lie_alike(got, expected):
             got, expected = got.contiguous(), expected.contiguous()
         held += (got, expected)
-        assert one.precision is not None
         addresses.append((got.data_ptr(), expected.data_ptr(), one.elements))
-        precision = one.precision
-        numbers.append((precision.eps / 2, precision.smallest, precision.largest, one.tolerance.rtol))
+        precision = _EXACT if one.precision is None else one.precision
+        half_eps = precision.eps / 2
+        numbers.append(
+            (half_eps, precision.floor * half_eps, precision.smallest, precision.largest, one.tolerance.rtol)
+        )
     table = torch.tensor(addresses, dtype=torch.int64).to(device, non_blocking=True)
     given = torch.tensor(numbers, dtype=torch.float64).to(device, non_blocking=True)
     sizes = torch.empty((len(looks), SLOTS), dtype=torch.float64, device=device)
@@ -140,9 +148,12 @@ def _compare_with_torch(kernels: Any, device: torch.device) -> None:
             expected = expected.clamp_(-6e4, 6e4)
             got = (expected * 1.002).to(dtype)
             looks.append(Look(got, expected, precision, tolerance))
+        fine = precision_of(dtype, floor=2.0**-12)
+        looks += [Look(one.got, one.expected, fine, tolerance) for one in looks]
         fast = _launched(kernels, looks).tolist()
         for one, numbers in zip(looks, fast):
-            slow = verdict.first_look(one.got, one.expected, precision, tolerance).tolist()
+            assert one.precision is not None
+            slow = verdict.first_look(one.got, one.expected, one.precision, tolerance).tolist()
             for name, left, right in zip(_FIELDS, numbers, slow):
                 if not math.isclose(left, max(right, 0.0), rel_tol=1e-9, abs_tol=1e-300):
                     raise ArithmeticError(f"{name} of {one.elements} elements of {dtype}: {left} instead of {right}")
@@ -152,3 +163,9 @@ def _compare_with_torch(kernels: Any, device: torch.device) -> None:
         place = _FIELDS.index("nonfinite")
         if [row[place] for row in _launched(kernels, [alike, wrong]).tolist()] != [0.0, 2.0]:
             raise ArithmeticError("NaN and infinities are not told apart")
+        moved = strange.clone()
+        moved[0] += 2.0**-5
+        same, other = (Look(one.to(dtype), strange.to(dtype), None, tolerance) for one in (strange, moved))
+        found = [one.verdict(row) for one, row in zip((same, other), _launched(kernels, [same, other]).tolist())]
+        if found != [verdict.RIGHT, None]:
+            raise ArithmeticError("equal numbers are not told from others")

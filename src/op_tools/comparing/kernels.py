@@ -47,12 +47,13 @@ def _look(
     got = tl.load(table + pair * 3).to(tl.pointer_type(got_type))
     expected = tl.load(table + pair * 3 + 1).to(tl.pointer_type(expected_type))
     count = tl.load(table + pair * 3 + 2)
-    half_eps = tl.load(given + pair * 4)
-    smallest = tl.load(given + pair * 4 + 1)
-    largest = tl.load(given + pair * 4 + 2)
-    rtol = tl.load(given + pair * 4 + 3)
+    half_eps = tl.load(given + pair * 5)
+    share = tl.load(given + pair * 5 + 1)
+    smallest = tl.load(given + pair * 5 + 2)
+    largest = tl.load(given + pair * 5 + 3)
+    rtol = tl.load(given + pair * 5 + 4)
     total = tl.sum(tl.load(sizes + pair * slots + tl.arange(0, slots)), 0)
-    floor = total / count.to(tl.float64) * half_eps
+    floor = total / count.to(tl.float64) * share
 
     squares = tl.zeros((block,), tl.float64)
     slope = tl.zeros((block,), tl.float64)

@@ -1,7 +1,8 @@
 """Comparisons that are decided later: the device takes a first look, in which most calls are cleared.
 
 Only what is not cleared is examined in full, so the tensors of a call are held until its numbers are back. What a call
-is about to change in place is decided before.
+is about to change in place is decided before. Where the CPU is the reference, its results are brought to the device:
+that has looked at them before the CPU could have read them once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from op_tools.comparing.compare import Comparer, Comparison, Glance
 from op_tools.comparing.examine import Examiner, Outcome
 from op_tools.comparing.pair import CannotCompare, Pair, Seen
 from op_tools.comparing.screen import Screen
+from op_tools.gradients import Gradients
+from op_tools.recording import snapshot
 from op_tools.recording.marks import Marker, marker_of
 from op_tools.tensors import tensors_in, version_of
 
@@ -97,7 +100,7 @@ class Later:
         with contextlib.suppress(CannotCompare):  # which a full examination says
             pair = self._comparer.pair_to_glance_at(seen, graph)
             glances = None if pair is None else self._comparer.forward_glances(seen, pair)
-        again = partial(self._examiner.forward, call, seen)
+        again = partial(self._examined, call, seen)
         if pair is None or glances is None:
             self._deliver(call, again())
             return None
@@ -113,10 +116,11 @@ class Later:
             pair = self._comparer.pair_to_glance_at(flat, False)
             glances = None if pair is None else self._comparer.forward_glances(flat, pair)
         call = call.without_tensors()
+        again = partial(self._examined_lists, call, flat)
         if glances is None:
-            self._deliver(call, self._examiner.forward(call, flat.whole()))
+            self._deliver(call, again())
         else:  # it holds copies, which nobody changes
-            self._add(call, Comparison(), glances, lambda: self._examiner.forward(call, flat.whole()), [])
+            self._add(call, Comparison(), glances, again, [])
 
     def backward(
         self,
@@ -128,15 +132,39 @@ class Later:
     ) -> None:
         """Its gradients, with the run that was kept for them if there is one."""
         glances = None
+        arrived = grad_outputs if self._comparer.on_device else snapshot.host_copy(grad_outputs)
         with contextlib.suppress(CannotCompare):
             pair = self._comparer.pair_to_glance_at(seen, True) if pair is None else pair
-            glances = None if pair is None else self._comparer.backward_glances(seen, pair, grad_outputs, grad_inputs)
-        again = partial(self._examiner.backward, call, seen, grad_outputs, grad_inputs)
+            glances = None if pair is None else self._comparer.backward_glances(seen, pair, arrived, grad_inputs)
+        again = partial(self._examined_gradients, call, seen, grad_outputs, grad_inputs)
         if pair is None or glances is None:
             self._deliver(call, again())
             return
         tensors = [*seen.given.tensors, *(one for one in (*grad_outputs, *grad_inputs) if one is not None)]
         self._add(call, Comparison(casts=pair.casts), glances, again, tensors)
+
+    # ---- in full -----------------------------------------------------------------------------------------------------
+
+    def _examined(self, call: OpCall, seen: Seen) -> Outcome:
+        return self._examiner.forward(call, seen if self._comparer.on_device else seen.on_host())
+
+    def _examined_lists(self, call: OpCall, flat: Seen) -> Outcome:
+        return self._examiner.forward(call, (flat if self._comparer.on_device else flat.on_host()).whole())
+
+    def _examined_gradients(
+        self,
+        call: OpCall,
+        seen: Seen,
+        grad_outputs: Sequence[Tensor | None],
+        grad_inputs: Sequence[Tensor | None],
+    ) -> Outcome:
+        if self._comparer.on_device:
+            return self._examiner.backward(call, seen, grad_outputs, grad_inputs)
+        outputs, inputs = snapshot.host_copy((grad_outputs, grad_inputs))
+        flowing = Gradients(list(grad_inputs), list(grad_outputs))
+        return self._examiner.backward(call, seen, outputs, inputs, flowing)
+
+    # ---- what waits --------------------------------------------------------------------------------------------------
 
     def will_change(self, tensors: Sequence[Tensor]) -> None:
         """Before a call changes one of these tensors: what depends on it is decided."""

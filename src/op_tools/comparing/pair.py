@@ -45,7 +45,9 @@ Dtypes = Mapping[torch.dtype, torch.dtype]
 class Seen:
     """One call as it was seen on the device, with everything that a comparison needs."""
 
-    __slots__ = ("autocast", "changed", "chosen", "device", "function", "given", "is_fast", "kept", "name", "result")
+    __slots__ = (
+        "autocast", "before", "changed", "chosen", "device", "function", "given", "is_fast", "kept", "name", "result",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class Seen:
         self.name = name
         self.function = function
         self.given = given  # the arguments before the call
+        self.before = given  # the same where `kept` is, if that is elsewhere
         self.kept = kept  # the arguments after the call; None where nobody looks at them
         self.result = result
         self.autocast = autocast  # the dtype of autocast where it was on
@@ -82,8 +85,17 @@ class Seen:
 
     def on_host(self) -> Seen:
         """The same call with its tensors copied to the host."""
-        kept = None if self.kept is None else self.kept.copied()
-        return Seen(self.name, self.function, self.given.copied(), kept, snapshot.host_copy(self.result), *self.facts())
+        kept, result = self.kept, self.result
+        if kept is None or isinstance(kept, lists.Joined):
+            kept, result = None if kept is None else kept.copied(), snapshot.host_copy(result)
+        else:  # together: a result may be one of the arguments
+            args, kwargs, result = snapshot.host_copy((kept.args, kept.kwargs, result))
+            kept = Arguments(args, kwargs)
+        return Seen(self.name, self.function, self.given.copied(), kept, result, *self.facts())
+
+    def is_elsewhere(self) -> bool:
+        """True where the reference is given copies on the host, and the device has its own."""
+        return self.before is not self.given
 
     def facts(self) -> tuple[torch.dtype | None, torch.dtype | None, bool, bool, str]:
         """What is known of it beside its values."""
@@ -96,7 +108,11 @@ class Seen:
         with torch.no_grad():
             results = given.returns(self.result)
             after = given.now() if self.changed else None
-        return None if results is None else Seen(self.name, self.function, given, after, results, *self.facts())
+        if results is None:
+            return None
+        flat = Seen(self.name, self.function, given, after, results, *self.facts())
+        flat.before = self.before
+        return flat
 
     def with_lists(self, live: Arguments) -> Seen:
         """A call on lists that cannot be taken as one tensor each, with the lists as they were, and as they are."""
@@ -122,9 +138,11 @@ class Seen:
         """What must be kept of a call until its gradients come."""
         keeps_mask = traits.has(self.name, Trait.DROPOUT)
         result = self.result
-        if isinstance(result, Tensor):
-            result = result if keeps_mask else reference.hollow(result)
-        elif not keeps_mask:
+        if keeps_mask:
+            result = snapshot.host_copy(result) if self.is_elsewhere() else result
+        elif isinstance(result, Tensor):
+            result = reference.hollow(result)
+        else:
             result = trees.map_tensors(reference.hollow, result)
         facts = (self.autocast, _dtype_of_autocast(self), *self.facts()[2:])
         return Seen(self.name, self.function, self.given, None, result, *facts)
@@ -137,7 +155,8 @@ class CannotCompare(Exception):  # noqa: N818  it never reaches a user as an err
 class Pair:
     """A call's runs elsewhere: `expected` in higher precision, `same` in the device's own (None where there is none).
 
-    On the CPU; or `on_device`, where there is no run in the device's own dtype: that would be the call itself.
+    On the CPU; or `on_device`, where there is no run in the device's own dtype: that would be the call itself. For a
+    `first_look` there is none either: it is needed only for what is not cleared then.
     """
 
     def __init__(
@@ -148,6 +167,7 @@ class Pair:
         on_device: bool = False,
         slack: float = 1.0,
         with_graph: bool = False,
+        first_look: bool = False,
     ) -> None:
         name = self.name = seen.name
         found = traits.of(name)
@@ -162,7 +182,8 @@ class Pair:
         self._with_graph = with_graph  # gradients are asked for later
         self._on_device = on_device
         self._slack = slack
-        self._is_tf32 = seen.is_fast and traits.has(name, _ON_MATRIX_UNITS)
+        self._first_look = first_look
+        self._is_tf32 = is_tf32(seen)
         self._chosen = _dtype_of_autocast(seen)
         self._moved: dict[float, list[tuple[Run, Gradients]]] = {}
         self._others: list[tuple[Run, Gradients]] | None = None
@@ -172,8 +193,9 @@ class Pair:
         self._same_gradients: Gradients = None
         self.expected: Run
         self.gradients: Gradients
-        reason = self._run_in_own_dtype(own)
-        if self.is_exact and grad_outputs is None and self.same is not None:
+        only_own = self.is_exact and grad_outputs is None and not (first_look and with_graph)
+        reason = "" if first_look and not (only_own or on_device) else self._run_in_own_dtype(own)
+        if only_own and self.same is not None:
             self.expected, self.gradients = self.same, self._same_gradients
         else:
             self._run_in_higher_precision(reason)
@@ -304,7 +326,8 @@ class Pair:
         if same is not None:
             other = same.dtype if same.is_floating_point() or same.is_complex() else None
         # sums over what was broadcast have the errors of their terms
-        is_sum = same is None or not self.expected.results or got.numel() < _size(self.expected.results[0])
+        is_known = same is not None or (self._first_look and not self._on_device)
+        is_sum = not is_known or not self.expected.results or got.numel() < _size(self.expected.results[0])
         return _precision(self.name, got.dtype, other, not is_sum, self._is_tf32, self._on_device, self._slack)
 
     # ---- a second look -----------------------------------------------------------------------------------------------
@@ -411,6 +434,11 @@ def _limits(name: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> Li
     if is_tf32:
         return TF32
     return SINGLE_LOOSE if traits.has(name, Trait.CONVOLUTION) or "attention" in name else None
+
+
+def is_tf32(seen: Seen) -> bool:
+    """True where the device may have cut float32 down to tf32."""
+    return seen.is_fast and traits.has(seen.name, _ON_MATRIX_UNITS)
 
 
 def _size(value: Any) -> int:

@@ -6,6 +6,7 @@ clear. Where there is Triton, two kernels do it for all pairs (fused.py); else t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,13 @@ from op_tools.comparing.tolerance import Tolerance
 from op_tools.comparing.verdict import Verdict
 from op_tools.recording.marks import marker_of
 
-_COUNT = len(Found._fields)
+OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+_COUNT, _NONFINITE = len(Found._fields), Found._fields.index("nonfinite")
+
+
+def is_quick(tensors: Sequence[Tensor]) -> bool:
+    """Whether the device of these tensors has looked at results before the CPU could."""
+    return any(fused.is_there(tensor.device) for tensor in tensors)
 
 
 class Look:
@@ -40,9 +47,10 @@ class Look:
 
     def verdict(self, numbers: Sequence[float]) -> Verdict | None:
         """What came out; None where it takes a closer look."""
+        found = Found(*numbers)
         if self.precision is None or not self.elements:
-            return verdict.RIGHT if numbers[0] == 0 else None
-        return verdict.cleared(Found(*numbers), self.precision, self.tolerance, self.elements)
+            return verdict.RIGHT if found.max_abs == found.nonfinite == 0 else None
+        return verdict.cleared(found, self.precision, self.tolerance, self.elements)
 
 
 class Screen:
@@ -58,7 +66,7 @@ class Screen:
         """Lets the device look, behind the work that makes the tensors. They are let go."""
         if not self.looks:
             return
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.suppress(OUT_OF_MEMORY):  # then nothing is cleared
             numbers = _found(self.looks)
             if self._marker is None:
                 self._numbers = numbers  # without marks, a copy that is on its way could be read too early
@@ -75,7 +83,7 @@ class Screen:
     def read(self) -> list[Verdict | None]:
         """One answer for each pair, waiting if need be."""
         if self._numbers is None:
-            return []
+            return [None] * len(self.looks)
         if self._mark is not None and self._marker is not None:
             self._marker.wait(self._mark)
         rows = self._numbers.tolist()
@@ -87,7 +95,7 @@ def _found(looks: list[Look]) -> Tensor:
     """A row of numbers for each."""
     together: dict[Any, list[int]] = {}
     for index, look in enumerate(looks):
-        is_fused = look.precision is not None and look.elements and fused.can_do(look.got, look.expected)
+        is_fused = look.elements and fused.can_do(look.got, look.expected)
         key = (look.got.dtype, look.expected.dtype) if is_fused else None
         together.setdefault(key, []).append(index)
     parts = [
@@ -109,5 +117,5 @@ def _alone(look: Look) -> Tensor:
         return verdict.first_look(got, look.expected, look.precision, look.tolerance)
     numbers = torch.zeros(_COUNT, dtype=torch.float64, device=got.device)
     if look.elements:
-        numbers[0] = verdict.differing(got, look.expected).sum()
+        numbers[_NONFINITE] = verdict.differing(got, look.expected).sum()
     return numbers

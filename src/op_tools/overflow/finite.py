@@ -1,8 +1,9 @@
 """Whether tensors are finite: many at once, found on the device, and read back when the device has long done it.
 
 For each tensor the device finds the largest absolute value, which is NaN where one element is NaN, and infinite where
-one is. That takes two kernels for a whole batch where the device has some for lists of tensors (CUDA), else one for
-each tensor. Nothing is written to the tensors, and nobody waits for the device until `read`.
+one is. That takes one kernel of our own for a whole batch on CUDA (reductions/largest.py), few where the device has
+some for lists of tensors, else one for each tensor. Nothing is written to the tensors, and nobody waits for the device
+until `read`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from op_tools.reductions import largest
 from op_tools.tensors import (
     bytes_of,
     device_of,
     dtype_of,
     is_contiguous,
+    is_dense,
     layout_of,
     size_of,
     state_of,
@@ -114,12 +117,13 @@ class Batch:
             tensors = self.tensors
             if len(indices) < len(tensors):
                 tensors = [tensors[index] for index in indices]
-            found += _find_largest(self.device, tensors if dtype in _PLAIN else [_as_plain(one) for one in tensors])
+            plain = tensors if dtype in _PLAIN else [_as_plain(one) for one in tensors]
+            found.append(_find_largest(self.device, plain))
             self._order += indices
         if not found:
             return
-        self._width = len(found) // len(self._order)
-        together = torch.stack(found)
+        together = found[0] if len(found) == 1 else torch.cat([one.double() for one in found])
+        self._width = len(together) // len(self._order)
         if self._clock is None:
             self._found = together  # without events, a copy that is on its way could be read too early
         else:
@@ -208,50 +212,56 @@ def _largest(values: list[float]) -> float:
 
 # -- ways to find the largest absolute value: one or two numbers for each tensor ---------------------------------------
 
-Finder = Callable[[list[Tensor]], list[Tensor]]
-_finders: dict[str, Finder] = {}  # by type of device
+Finder = Callable[[list[Tensor]], Tensor]
+_finders: dict[torch.device, Finder] = {}
 
 
-def by_lists(tensors: list[Tensor]) -> list[Tensor]:
+def by_lists(tensors: list[Tensor]) -> Tensor:
     """Two kernels for some hundred tensors. One with gaps or overlaps would make it one kernel for each."""
     if all(map(is_contiguous, tensors)):
-        return list(torch._foreach_norm(tensors, math.inf))
-    dense = [_is_dense(tensor) for tensor in tensors]
+        return torch.stack(torch._foreach_norm(tensors, math.inf))
+    dense = [is_dense(tensor) for tensor in tensors]
     together = list(itertools.compress(tensors, dense))
     norms = iter(torch._foreach_norm(together, math.inf) if together else ())
-    return [
-        next(norms) if is_dense else torch.linalg.vector_norm(tensor, math.inf)
-        for tensor, is_dense in zip(tensors, dense)
-    ]
+    return torch.stack(
+        [
+            next(norms) if lies_together else torch.linalg.vector_norm(tensor, math.inf)
+            for tensor, lies_together in zip(tensors, dense)
+        ]
+    )
 
 
-def by_range(tensors: list[Tensor]) -> list[Tensor]:
+def by_range(tensors: list[Tensor]) -> Tensor:
     """A kernel for each tensor that finds the lowest and the highest value."""
-    return [value for tensor in tensors for value in torch.aminmax(tensor)]
+    return torch.stack([value for tensor in tensors for value in torch.aminmax(tensor)])
 
 
-def by_question(tensors: list[Tensor]) -> list[Tensor]:
+def by_question(tensors: list[Tensor]) -> Tensor:
     """Slow, and for devices whose minimum and maximum overlook NaN."""
-    return [
-        torch.where(tensor.isnan().any(), math.nan, torch.where(tensor.isinf().any(), math.inf, 0.0)).float()
-        for tensor in tensors
-    ]
+    return torch.stack(
+        [
+            torch.where(tensor.isnan().any(), math.nan, torch.where(tensor.isinf().any(), math.inf, 0.0)).float()
+            for tensor in tensors
+        ]
+    )
 
 
-def _find_largest(device: torch.device, tensors: list[Tensor]) -> list[Tensor]:
-    find = _finders.get(device.type)
+def _find_largest(device: torch.device, tensors: list[Tensor]) -> Tensor:
+    find = _finders.get(device)
     if find is None:
-        find = _finders[device.type] = _choose(device)
+        find = _finders[device] = _choose(device)
     return find(tensors)
 
 
 def _choose(device: torch.device) -> Finder:
     """The first way that the device has, and that sees a NaN between numbers."""
+    if largest.can_find(device):
+        return largest.values
     ways = (by_lists, by_range) if _has_kernel_for_lists(device) else (by_range,)
     samples = [torch.tensor([0.0, bad, 1.0], device=device) for bad in (math.nan, math.inf, -math.inf)]
     for find in ways:
         try:
-            values = torch.stack(find(samples)).tolist()
+            values = find(samples).tolist()
         except (RuntimeError, NotImplementedError, AttributeError):
             continue
         width = len(values) // 3
@@ -267,7 +277,3 @@ def _has_kernel_for_lists(device: torch.device) -> bool:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key("aten::_foreach_norm.Scalar", key))
     except (AttributeError, RuntimeError):  # a torch that does not tell
         return device.type == "cuda"
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))

@@ -7,6 +7,7 @@ their room from one after the other, and a chunk is free again when all copies i
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import time
 from collections import deque
@@ -135,6 +136,12 @@ class HostMemory:
 
     def _total(self) -> int:
         return sum(chunk.size for chunk in self._chunks)
+
+
+@functools.lru_cache(maxsize=16)
+def can_pin_for(device: torch.device) -> bool:
+    """Whether copies from and to this device are faster with pinned memory, which torch keeps to use it again."""
+    return device.type == "cuda" and _can_pin()
 
 
 def _can_pin() -> bool:

@@ -1,4 +1,4 @@
-"""Copies of tensors as they are now, on the host: later in-place changes do not reach them."""
+"""Copies of tensors as they are now, on the host: later in-place changes do not reach them. And back to the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from op_tools import trees
-from op_tools.recording import encoding
+from op_tools.recording import encoding, host_memory
 from op_tools.recording.checksum import crc32
 from op_tools.recording.host_memory import ALIGNMENT, HostMemory, Lease
 from op_tools.recording.marks import Marker, marker_of
@@ -35,16 +35,36 @@ def host_copy(value: Any) -> Any:
                 plain.append(tensor)
             else:
                 copies[id(tensor)] = _unusual_copy(tensor)
+        waits: dict[torch.device, Marker] = {}  # for copies that are on their way
         for stretch in _stretches(plain):
-            memory = torch.empty(stretch.length, dtype=stretch.source.dtype, device="cpu")
-            memory.copy_(stretch.flat())
+            device = stretch.source.device
+            marker = marker_of(device) if host_memory.can_pin_for(device) else None
+            pinned = marker is not None
+            memory = torch.empty(stretch.length, dtype=stretch.source.dtype, device="cpu", pin_memory=pinned)
+            memory.copy_(stretch.flat(), non_blocking=pinned)
+            if marker is not None:
+                waits[device] = marker
             for index, offset, stride in stretch.views:
                 tensor = plain[index]
                 # not a view: one that was made without gradients could not be changed in place with them
                 copy = torch.empty(0, dtype=memory.dtype, device="cpu")
                 copy.set_(memory.untyped_storage(), offset, tensor.shape, stride)
                 copies[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+        for marker in waits.values():
+            marker.wait(marker.set())
     return trees.map_tensors(lambda tensor: copies[id(tensor)], value)
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor there, or it will be when the device has got so far."""
+    if tensor.device == device:
+        return tensor
+    with torch.no_grad():
+        if not host_memory.can_pin_for(device):
+            return tensor.to(device)
+        # pageable memory is copied by one thread of the driver, pinned memory by the device
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        return pinned.copy_(tensor).to(device, non_blocking=True)
 
 
 # ---- copies for the writer -----------------------------------------------------------------------------------------

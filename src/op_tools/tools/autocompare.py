@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import math
@@ -11,14 +12,14 @@ import sys
 import threading
 from collections.abc import Container, Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
 from op_tools import messages, paths, settings
 from op_tools.call import OpCall
-from op_tools.comparing import blame, lists, reference, traits
+from op_tools.comparing import blame, lists, reference, screen, traits
 from op_tools.comparing.compare import Comparer
 from op_tools.comparing.examine import Examiner, Outcome
 from op_tools.comparing.later import Later
@@ -93,7 +94,7 @@ class OpAutoCompare(Tool):
         self._examiner = self._make_examiner()
         # every call is shown with the reference's tensors at 2
         self._takes_lists_together = not count and self.verbose < 2
-        is_deferred = self._on_device and self.verbose < 2
+        is_deferred = not count and self.verbose < 2
         self._later = Later(self._comparer, self._examiner, self._take) if is_deferred else None
         self._csv = CsvFile(paths.autocompare_csv(self.out), blame.CSV, settings.MAX_CACHE_SIZE.get())
         self._memory = _Memory(limit)
@@ -170,6 +171,9 @@ class OpAutoCompare(Tool):
         elif not traits.has(name, Trait.VIEW):
             together = state.joined() if self._takes_lists_together and "_foreach_" in name else None
             state.given = (together or state.live).copied()
+            if self._later is not None and screen.is_quick(state.live.tensors):
+                with contextlib.suppress(screen.OUT_OF_MEMORY):  # then the host does it alone, here and below
+                    state.before = together or state.live.mapped(_clone)
         return state
 
     def after(self, call: OpCall, state: Any) -> Any:
@@ -203,16 +207,22 @@ class OpAutoCompare(Tool):
             if isinstance(given, lists.Joined):
                 self._compare_lists(call, seen)
                 return None
-            # together: what the call returns may be one of its arguments
-            args, kwargs, seen.result = snapshot.host_copy((call.args, call.kwargs, call.result))
-            seen.kept = Arguments(args, kwargs)
-            if self._workers is not None:
-                handed_over = self._workers.forward(call, seen, wants_gradients)
-                if handed_over is not False:
-                    return handed_over
-            outcome = self._examiner.forward(call, seen, wants_gradients)
-            pair, outcome.comparison.pair = outcome.comparison.pair, None
-            self._take(call, outcome)
+            is_looked_at = False
+            if self._later is not None and state.before is not None:
+                with contextlib.suppress(screen.OUT_OF_MEMORY):
+                    # copies, on the device: nobody changes them before they are looked at
+                    seen.kept, seen.result = _together(call, _cloned)
+                    pair = self._later.forward(call, seen, wants_gradients and not seen.depends_on_layout())
+                    is_looked_at = True
+            if not is_looked_at:
+                seen.kept, seen.result = _together(call, snapshot.host_copy)
+                if self._workers is not None:
+                    handed_over = self._workers.forward(call, seen, wants_gradients)
+                    if handed_over is not False:
+                        return handed_over
+                outcome = self._examiner.forward(call, seen, wants_gradients)
+                pair, outcome.comparison.pair = outcome.comparison.pair, None
+                self._take(call, outcome)
         if not wants_gradients or seen.depends_on_layout():
             return None
         return self._memory.keep(seen.for_backward(), pair)
@@ -223,7 +233,7 @@ class OpAutoCompare(Tool):
         if flat is None:
             whole = seen.with_lists(Arguments(call.args, call.kwargs))
             self._take(call, self._examiner.forward(call, whole if self._on_device else whole.on_host()))
-        elif self._later is not None:
+        elif self._later is not None and (self._on_device or flat.is_elsewhere()):
             self._later.lists(call, flat)
         else:
             flat = flat.on_host()
@@ -233,21 +243,25 @@ class OpAutoCompare(Tool):
             self._take(call, Outcome(comparison) if is_clear else again(call.without_tensors(), flat.whole()))
 
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
-        if self._on_device:
-            outputs, inputs = gradients.outputs, gradients.inputs
-        else:
-            outputs, inputs = snapshot.host_copy((gradients.outputs, gradients.inputs))
         if isinstance(state, Kept):
-            state.compare(call, outputs, inputs)
+            state.compare(call, *snapshot.host_copy((gradients.outputs, gradients.inputs)))
             return
         pair = state.pair
         seen = state.taken()
         if seen is None:
             return  # a second pass over the same graph
-        if self._later is not None:
+        outputs, inputs = gradients.outputs, gradients.inputs
+        arrived = [gradient for gradient in outputs if gradient is not None]
+        if self._later is not None and self._on_device:
             self._later.backward(call, seen, pair, outputs, inputs)
-        else:
-            self._take(call, self._examiner.backward(call, seen, outputs, inputs, gradients, pair))
+            return
+        if self._later is not None and screen.is_quick(arrived):
+            with contextlib.suppress(screen.OUT_OF_MEMORY):
+                self._later.backward(call, seen, pair, *_cloned((outputs, inputs)))
+                return
+        if not self._on_device:
+            outputs, inputs = snapshot.host_copy((outputs, inputs))
+        self._take(call, self._examiner.backward(call, seen, outputs, inputs, gradients, pair))
 
     def _hollow(self, tensor: Tensor) -> Tensor:
         return reference.hollow(tensor, tensor.device if self._on_device else "cpu")
@@ -279,11 +293,12 @@ class OpAutoCompare(Tool):
 class _State:
     """A call from before it runs until after."""
 
-    __slots__ = ("_is_fast", "_name", "_policy", "_versions", "given", "live", "works_in_place")
+    __slots__ = ("_is_fast", "_name", "_policy", "_versions", "before", "given", "live", "works_in_place")
 
     def __init__(self, call: OpCall) -> None:
         self.live = Arguments(call.args, call.kwargs)
-        self.given: Arguments | None = None
+        self.given: Arguments | None = None  # copies that the reference is given
+        self.before: Arguments | None = None  # copies on the device, where those are elsewhere and the device looks
         self.works_in_place = _works_in_place(call)
         self._name = call.name
         # whether it has changed something need not be found out where it is known
@@ -310,7 +325,9 @@ class _State:
         """After the call. `device`: where its tensors are, if those given are copies."""
         # there are ops that write without counting, known ones and perhaps unknown ones
         changed = self.works_in_place or traits.of(self._name) is None or self._has_changed()
-        return Seen(call.name, call.func, given, None, call.result, *self._policy, self._is_fast, changed, device)
+        seen = Seen(call.name, call.func, given, None, call.result, *self._policy, self._is_fast, changed, device)
+        seen.before = given if self.before is None else self.before
+        return seen
 
     def _has_changed(self) -> bool:
         now = [version_of(tensor) for tensor in self.live.tensors]
@@ -427,6 +444,17 @@ def _is_called_in_place(name: str) -> bool:
 
 def _clone(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _cloned(value: Any) -> Any:
+    """Everything in it; a tensor that comes twice has one copy."""
+    return Arguments((value,), {}).mapped(_clone).args[0]
+
+
+def _together(call: OpCall, copy: Callable[[Any], Any]) -> tuple[Arguments, Any]:
+    """Copies of the arguments and the result of a call: what it returns may be one of its arguments."""
+    args, kwargs, result = copy((call.args, call.kwargs, call.result))
+    return Arguments(args, kwargs), result
 
 
 def _shapes(values: Iterable[Any]) -> tuple[Any, ...]:

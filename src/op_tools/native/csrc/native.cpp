@@ -47,6 +47,8 @@ PyMethodDef functions[] = {
      "(addresses, numbers) -> how many letters each takes"},
     {"row_fill", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(rows::row_fill)), METH_FASTCALL,
      "(texts, order, addresses, numbers) -> a table with these in its gaps"},
+    {"places_of", timer::method(lists::places_of), METH_FASTCALL,
+     "(tensors, piece) -> the table of reductions/largest.cu, or None where a tensor has gaps"},
     {"state_of", lists::state_of, METH_O,
      "tensors of one device and dtype -> (versions, bytes, dtype), or None where Python has to look at each"},
     NOTES_FUNCTIONS

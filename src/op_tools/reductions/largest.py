@@ -1,0 +1,128 @@
+"""The largest absolute values of many tensors on CUDA, by a kernel of our own that reads them where they lie."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from op_tools import native
+from op_tools.reductions.compiled import CompileError, Kernel, kernel
+from op_tools.tensors import is_dense, with_memory
+
+# as in largest.cu
+_THREADS = 256
+_PIECE = 16_384
+_MOST = 200
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+_HEAD = struct.Struct("<QQ")
+_ITEM = struct.Struct("<QQ")
+_BLOCKS_AT = _HEAD.size + _MOST * _ITEM.size
+_TABLE_SIZE = _BLOCKS_AT + 4 * _MOST
+
+# items, first blocks, how many blocks: as they stand in the table
+Places = tuple[bytes, bytes, int]
+
+
+def values(tensors: list[Tensor]) -> Tensor:
+    """For each tensor, a float that nobody has read from the device yet. All are on one device, of dtypes above."""
+    device = tensors[0].device
+    found = torch.zeros(len(tensors), dtype=torch.float32, device=device)
+    for start in range(0, len(tensors), _MOST):
+        _launch(_kernel(device.index), tensors[start : start + _MOST], found[start:], _stream(device.index))
+    return found
+
+
+def _launch(kernel: Kernel, tensors: list[Tensor], found: Tensor, stream: int) -> None:
+    copies: list[Tensor] = []  # that must be there until the launch
+    items, first_blocks, blocks = _places_in_native(tensors) or _places(tensors, copies)
+    table = ctypes.create_string_buffer(_TABLE_SIZE)
+    _HEAD.pack_into(table, 0, found.data_ptr(), len(tensors))
+    view = memoryview(table).cast("B")
+    view[_HEAD.size : _HEAD.size + len(items)] = items
+    view[_BLOCKS_AT : _BLOCKS_AT + len(first_blocks)] = first_blocks
+    argument = (ctypes.c_void_p * 1)(ctypes.addressof(table))
+    if found.is_cpu or torch.cuda.current_device() == found.device.index:
+        kernel.launch(blocks, _THREADS, argument, stream)
+    else:
+        with torch.cuda.device(found.device):
+            kernel.launch(blocks, _THREADS, argument, stream)
+
+
+def _places_in_native(tensors: list[Tensor]) -> Places | None:
+    """In C++, where that is there; None where a tensor has gaps or lies nowhere."""
+    places_of = getattr(native.library(), "places_of", None)
+    found: Places | None = None if places_of is None else places_of(tensors, _PIECE)
+    return found
+
+
+def _places(tensors: list[Tensor], copies: list[Tensor]) -> Places:
+    items, first_blocks, blocks = [], [], 0
+    for tensor in tensors:
+        dense = with_memory(tensor.detach())
+        if not is_dense(dense):
+            dense = dense.contiguous()
+        if dense.data_ptr() != tensor.data_ptr():
+            copies.append(dense)
+        items.append(_ITEM.pack(dense.data_ptr(), dense.numel() * 4 + _KINDS[dense.dtype]))
+        first_blocks.append(blocks)
+        blocks += max(1, -(-dense.numel() // _PIECE))
+    return b"".join(items), struct.pack(f"<{len(first_blocks)}L", *first_blocks), blocks
+
+
+def _stream(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+if hasattr(torch._C, "_cuda_getCurrentRawStream"):
+    _stream = torch._C._cuda_getCurrentRawStream
+
+
+# ---- whether it can be used ----------------------------------------------------------------------------------------
+
+
+def _kernel(device: int) -> Kernel:
+    return kernel(Path(__file__).with_name("largest.cu"), "largest_of_tensors", device)
+
+
+@cache
+def can_find(device: torch.device) -> bool:
+    """Whether the kernel is there for this device, and right about a few tensors. Else torch's own do, a bit slower."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    try:
+        samples = [sample.to(device) for sample in _samples()]
+        return _are_right(samples, values(samples).tolist())
+    except (CompileError, RuntimeError, OSError, AttributeError):
+        return False
+
+
+def _samples() -> list[Tensor]:
+    """Of each dtype: finite numbers, an infinity, a NaN; small, and of several pieces."""
+    places = torch.arange(40_000, dtype=torch.float64, device="cpu")
+    some = []
+    for dtype in _KINDS:
+        for size in (1, 3, 1000, 40_000):
+            finite = ((places[:size] * 0.37).sin() * 90 - 7).to(dtype)
+            some.append(finite)
+            for bad in (math.inf, -math.inf, math.nan):
+                spoiled = finite.clone()
+                spoiled[size // 2] = bad
+                some.append(spoiled)
+    huge = torch.tensor([1e300, -2.0], dtype=torch.float64, device="cpu")
+    return [*some, huge, huge.new_zeros(5), places[:64].float().view(8, 8).t(), places[:64].float()[::2]]
+
+
+def _are_right(samples: list[Tensor], found: list[float]) -> bool:
+    most = torch.finfo(torch.float32).max
+    for sample, value in zip(samples, found):
+        right = sample.abs().max().item()  # NaN where there is one
+        right = min(right, most) if math.isfinite(right) else right
+        if not math.isclose(value, right, rel_tol=1e-6) and not (math.isnan(value) and math.isnan(right)):
+            return False
+    return True
