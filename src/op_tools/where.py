@@ -144,7 +144,8 @@ def here(depth: int, with_stack: bool = False) -> Where:
     if found is not None:
         return Where(found[0], found[1], "" if found[2] is None else _path_of_module(found[2]), None)
     try:
-        frame: FrameType | None = sys._getframe(depth)
+        # C++ begins with our own frames: it must know their files
+        frame: FrameType | None = sys._getframe(depth if _find_frame is None else 0)
     except ValueError:
         return NOWHERE
     users = _is_users_file

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from op_tools import where
+
 from .recorder import Recorder
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -127,6 +129,19 @@ def test_the_whole_stack_on_demand(device, monkeypatch):
     stack = recorder.calls[0].where.stack
     assert "in recorded" in stack
     assert "in test_the_whole_stack_on_demand" in stack
+
+
+def test_known_files_are_not_looked_at_again(device, way, monkeypatch):
+    """With the C++ helper Python does not walk through the frames any more."""
+    layer, x = nn.Linear(4, 4, device=device), torch.ones(2, 4, device=device)
+    with Recorder() as recorder:
+        layer(x)
+        if way == "native":
+            monkeypatch.setattr(where, "sys", None)
+        layer(x)
+    first, second = (call.where for call in recorder.calls)
+    assert (first.line(), first.module) != (second.line(), "")
+    assert first.module == second.module == "Linear"
 
 
 def test_code_without_a_file(device):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from op_tools import trees
 from op_tools.comparing import chance, lists, order, reference, traits, verdict
-from op_tools.comparing.pair import CannotCompare, Pair, Seen, dense, is_tf32
+from op_tools.comparing.pair import MOVES, CannotCompare, Pair, Seen, dense, is_tf32
 from op_tools.comparing.parts import Gradient, Input, Many, Output, Part, end_to_end
 from op_tools.comparing.precision import Precision, precision_of
 from op_tools.comparing.reference import Arguments, Run
@@ -432,11 +432,12 @@ def _judge_numbers(
         if summed is not None and summed.right:
             return summed
     for roughly in (False, True) if pair.may_add_roughly(part, precision) else (False,):
-        second_look = pair.sensitivity(part, precision, roughly)
-        if second_look is not None:
-            judged = verdict.judge(got, expected, same, precision, tolerance, second_look)
-        if judged.right:
-            break
+        for moves in MOVES:  # the more, the higher the limits: often the first few are enough
+            second_look = pair.sensitivity(part, precision, moves, roughly)
+            if second_look is not None:
+                judged = verdict.judge(got, expected, same, precision, tolerance, second_look)
+            if judged.right:
+                return judged
     return judged
 
 

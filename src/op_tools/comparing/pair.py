@@ -37,7 +37,7 @@ _ON_MATRIX_UNITS = Trait.MATRIX | Trait.CONVOLUTION
 _ON_DEVICE = Way("higher precision", reference.HIGHER, None)
 _UNKNOWN_COSTS = 64.0
 _FINE = 2.0**-12  # of what 16 bits cost a typical value: still much more than float32 costs it
-_MOVES = 3  # how often the inputs are moved a little, there and back, in a second look
+MOVES = (1, 3)  # how often the inputs are moved a little, there and back, in a second look; and in a third
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
 
@@ -185,7 +185,7 @@ class Pair:
         self._first_look = first_look
         self._is_tf32 = is_tf32(seen)
         self._chosen = _dtype_of_autocast(seen)
-        self._moved: dict[float, list[tuple[Run, Gradients]]] = {}
+        self._moved: dict[float, list[list[tuple[Run, Gradients]]]] = {}
         self._others: list[tuple[Run, Gradients]] | None = None
         self._other_ways: list[tuple[Callable[..., Any], Way]] = []
         self._better, own = self._ways(higher, on_device)
@@ -336,12 +336,12 @@ class Pair:
         """True where the device may keep a sum in 16 bits: cuDNN does, for the parameters of a batch norm."""
         return Trait.ROUGH in self.traits and isinstance(part, Gradient) and precision.eps > 1e-6
 
-    def sensitivity(self, part: Part, precision: Precision, roughly: bool = False) -> Tensor | None:
-        """How far each element may lie from the expected one because of roundings on the way."""
+    def sensitivity(self, part: Part, precision: Precision, moves: int, roughly: bool = False) -> Tensor | None:
+        """How far each element may lie from the expected one because of roundings on the way: at least."""
         expected = dense(self.expected_part(part))
         farthest: Tensor | None = None
         amount = precision.eps / 2 if roughly else _rounding(self._seen, self.same is not None)
-        for value in self._moved_parts(part, expected, amount):
+        for value in self._moved_parts(part, expected, amount, moves):
             distance = torch.nan_to_num((value - expected).abs().double(), nan=math.inf)
             farthest = distance if farthest is None else torch.maximum(farthest, distance)
         if farthest is None:
@@ -366,27 +366,27 @@ class Pair:
         """Where a whole number or a truth value changes when the inputs are moved by a rounding error."""
         expected = dense(self.expected_part(part))
         found: Tensor | None = None
-        for value in self._moved_parts(part, expected, _rounding(self._seen, self.same is not None)):
+        for value in self._moved_parts(part, expected, _rounding(self._seen, self.same is not None), MOVES[-1]):
             differs = verdict.differing(value, expected)
             found = differs if found is None else found | differs
         return found
 
-    def _moved_parts(self, part: Part, expected: Tensor, amount: float) -> Iterator[Tensor]:
-        for run, gradients in self._moved_runs(amount):
+    def _moved_parts(self, part: Part, expected: Tensor, amount: float, moves: int) -> Iterator[Tensor]:
+        for run, gradients in self._moved_runs(amount, moves):
             value = part.of(run, gradients)
             if isinstance(value, Tensor) and value.shape == expected.shape:
                 yield dense(value)
 
-    def _moved_runs(self, amount: float) -> list[tuple[Run, Gradients]]:
-        """The call in higher precision with its inputs a rounding error away, several times."""
-        if amount not in self._moved:
-            runs = self._moved[amount] = []
-            for seed in range(_MOVES):
-                for direction in (1, -1):  # the same signs, then all of them turned round
-                    way = self._better.then(reference.moved_by(direction * amount, seed))
-                    with contextlib.suppress(Exception):  # outside of what the op accepts
-                        runs.append(self._run(way))
-        return self._moved[amount]
+    def _moved_runs(self, amount: float, moves: int) -> list[tuple[Run, Gradients]]:
+        """The call in higher precision with its inputs a rounding error away, so many times."""
+        known = self._moved.setdefault(amount, [])
+        for seed in range(len(known), moves):
+            known.append([])
+            for direction in (1, -1):  # the same signs, then all of them turned round
+                way = self._better.then(reference.moved_by(direction * amount, seed))
+                with contextlib.suppress(Exception):  # outside of what the op accepts
+                    known[seed].append(self._run(way))
+        return [run for runs in known[:moves] for run in runs]
 
     def _length(self, elements: int) -> float:
         """About how many terms are added up for one element."""

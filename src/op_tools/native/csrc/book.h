@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <mutex>
 #include <unordered_map>
 
 namespace timer {
@@ -39,6 +40,7 @@ struct Stretch {
   int64_t stream;
 };
 
+// One thread at a time takes in, with Python's lock or without.
 class Book {
  public:
   // `trace` tells the tracks of threads and streams; it has room for `most_lines`.
@@ -48,7 +50,9 @@ class Book {
     return lines_left_ > 0;
   }
 
+  // Any thread may say so.
   void wait_for(const std::shared_ptr<Call>& call) {
+    std::lock_guard<std::mutex> lock(mutex_);
     waiting_.emplace(call->id, call);
   }
 
@@ -72,12 +76,16 @@ class Book {
   }
 
   void flowed(Call& call, const std::string& inputs, const std::string& outputs) {
-    waiting_.erase(call.id);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      waiting_.erase(call.id);
+    }
     write(call, inputs, outputs);
   }
 
   // The gradients of some calls never flow: only so many can wait, the oldest are given up.
   void give_up_waiting(size_t most) {
+    std::lock_guard<std::mutex> lock(mutex_);
     for (auto found = waiting_.begin(); waiting_.size() > most && found != waiting_.end();) {
       if (found->second->forward < 0) {  // has not been read
         ++found;
@@ -88,7 +96,8 @@ class Book {
     }
   }
 
-  size_t waiting() const {
+  size_t waiting() {
+    std::lock_guard<std::mutex> lock(mutex_);
     return waiting_.size();
   }
 
@@ -172,14 +181,19 @@ class Book {
 
   const std::string& track_of_thread(uint64_t identity) {
     auto& track = threads_[identity];
-    if (track.empty()) track = ask(PyObject_CallMethod(trace_->get(), "thread", "K", static_cast<unsigned long long>(identity)));
+    if (track.empty()) {
+      pybind11::gil_scoped_acquire locked;
+      track = ask(PyObject_CallMethod(trace_->get(), "thread", "K", static_cast<unsigned long long>(identity)));
+    }
     return track;
   }
 
   const std::string& track_of_stream(const std::string& device, int64_t stream) {
     auto& track = streams_[{device, stream}];
-    if (track.empty())
+    if (track.empty()) {
+      pybind11::gil_scoped_acquire locked;
       track = ask(PyObject_CallMethod(trace_->get(), "stream", "sL", device.c_str(), static_cast<long long>(stream)));
+    }
     return track;
   }
 
@@ -193,6 +207,7 @@ class Book {
 
   const python::Reference trace_;
   int64_t lines_left_;
+  std::mutex mutex_;  // of those that wait: no other thread adds to anything else
   std::map<int64_t, std::shared_ptr<Call>> waiting_;
   std::unordered_map<uint64_t, std::string> threads_;
   std::map<std::pair<std::string, int64_t>, std::string> streams_;

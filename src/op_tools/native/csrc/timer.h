@@ -282,7 +282,7 @@ class Timer {
   Timer(python::Reference trace, int64_t most_lines, python::Reference describe_call, python::Reference describe)
       : book(std::move(trace), most_lines), describe_call(std::move(describe_call)), describe(std::move(describe)) {}
 
-  Book book;  // for one thread at a time, with Python's lock
+  Book book;
   const python::Reference describe_call, describe;  // in Python, for what C++ cannot put into words
   std::optional<c10::Device> latest;  // an op that makes its tensors: they will be where the last ones were
 
@@ -464,18 +464,17 @@ inline PyObject* read(PyObject* self, PyObject* const* arguments, Py_ssize_t cou
   auto timer = reinterpret_cast<TimerObject*>(self)->timer;
   const bool all = arguments[0] == Py_True;
   const size_t most_unread = PyLong_AsSize_t(arguments[1]), most_waiting = PyLong_AsSize_t(arguments[2]);
-  std::vector<Entry> entries;
   {
-    pybind11::gil_scoped_release unlocked;  // the device may be waited for
-    entries = timer->take(all, all || timer->unread() >= most_unread);
+    pybind11::gil_scoped_release unlocked;  // the device may be waited for, and there may be much to read
+    auto entries = timer->take(all, all || timer->unread() >= most_unread);
+    for (auto& entry : entries) {
+      if (entry.span != nullptr)
+        read_span(*entry.span, timer->book);
+      else
+        timer->book.flowed(*entry.call, entry.inputs, entry.outputs);
+    }
+    timer->book.give_up_waiting(all ? 0 : most_waiting);
   }
-  for (auto& entry : entries) {
-    if (entry.span != nullptr)
-      read_span(*entry.span, timer->book);
-    else
-      timer->book.flowed(*entry.call, entry.inputs, entry.outputs);
-  }
-  timer->book.give_up_waiting(all ? 0 : most_waiting);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
