@@ -204,8 +204,8 @@ def run(
         leaf = leaves[id(tensor)] = moved.detach().requires_grad_()
         return leaf.clone() if changes_inputs else leaf
 
-    # made with gradients on: what works in place is handed a copy that belongs to the graph
-    with _undisturbed(None, graph):
+    # what works in place is handed a copy that belongs to the graph
+    with _undisturbed(None, True) if graph and changes_inputs else torch.no_grad():
         arguments = given.mapped(elsewhere)
     args = _adapted(arguments.args, way, None)
     kwargs = arguments.kwargs and {key: _adapted(value, way, key) for key, value in arguments.kwargs.items()}
@@ -340,13 +340,13 @@ def _view_of(tensor: Tensor) -> tuple[Any, ...]:
 
 def hollow(tensor: Tensor, device: torch.device | str = "cpu") -> Tensor:
     """A tensor like this one that takes no memory: what a view's gradient needs to know of its input."""
-    with torch.no_grad():
-        return _zero(tensor.dtype, device).expand(tensor.shape).requires_grad_(tensor.requires_grad)
+    return _hollow(tensor.shape, tensor.dtype, device, tensor.requires_grad)
 
 
-@functools.lru_cache(maxsize=100)
-def _zero(dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    return torch.zeros((), dtype=dtype, device=device)
+@functools.lru_cache(maxsize=1000)
+def _hollow(shape: torch.Size, dtype: torch.dtype, device: torch.device | str, requires_grad: bool) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():  # it is kept for calls in other modes
+        return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_(requires_grad)
 
 
 # ---- leaving everything as it was ------------------------------------------------------------------------------------
