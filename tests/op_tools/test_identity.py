@@ -78,6 +78,11 @@ def everything(op, sample, device, tool):
     return seen
 
 
+def varies(op, sample, device, plain):
+    """Whether a real device that adds up in any order has only been lucky so far."""
+    return device != "sim" and any(str(everything(op, sample, device, None)) != str(plain) for _ in range(50))
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_op_is_the_same_under_every_observing_tool(device, dtype, chunk, monkeypatch):
@@ -100,7 +105,7 @@ def test_every_op_is_the_same_under_every_observing_tool(device, dtype, chunk, m
                 watched = everything(op, sample, device, tool())
                 compared += 1
                 different = [key for key in plain if str(plain[key]) != str(watched[key])]
-                if different:
+                if different and not varies(op, sample, device, plain):
                     wrong.append(f"{op_samples.full_name(op)} under {name}: {', '.join(different)} differ")
     assert not wrong, "\n".join(wrong)
     assert compared > 200

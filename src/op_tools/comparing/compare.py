@@ -66,10 +66,11 @@ class Comparison:
 
 
 class Glance(NamedTuple):
-    """A row, and the look that will decide it; None where it is decided."""
+    """A row, and the look that will decide it; None where it is decided, or will be with another row, whose it is."""
 
     row: Row
     look: Look | None
+    same: Row | None = None
 
 
 class Comparer:
@@ -170,19 +171,25 @@ class Comparer:
         got = [seen.result] if isinstance(seen.result, Tensor) else [value for _, value in trees.leaves(seen.result)]
         if got and len(got) != len(pair.expected.results):
             return None
-        glances = [] if seen.kept is None else self._input_glances(seen, seen.kept, pair)
-        known = {id(seen.kept.leaves[index]) for index in pair.changed} if seen.kept is not None else set()
+        known: dict[int, Row] = {}  # by the id of a tensor: a call that works in place returns an argument
+        glances = [] if seen.kept is None else self._input_glances(seen, seen.kept, pair, known)
         names = _numbered(f"{seen.name} output", len(got))
         if reference.is_long_list(seen.result):
-            if not all(id(value) in known for value in got):
+            first, last = known.get(id(got[0])), known.get(id(got[-1]))
+            if first is not None and first is last:
+                glances.append(Glance(replace(first, name=_range_of(names)), None, first))
+            else:
                 glances.append(self._glances_of_list(names, got, pair, [Output(index) for index in range(len(got))]))
         else:
             for index, (name, value) in enumerate(zip(names, got)):
-                if id(value) not in known:
+                row = known.get(id(value))
+                if row is None:
                     glances.append(self._glance(name, value, pair, Output(index)))
+                else:
+                    glances.append(Glance(replace(row, name=name), None, row))
         return _all_or_none(glances)
 
-    def _input_glances(self, seen: Seen, kept: Arguments, pair: Pair) -> list[Glance | None]:
+    def _input_glances(self, seen: Seen, kept: Arguments, pair: Pair, known: dict[int, Row]) -> list[Glance | None]:
         names = [f"{seen.name} {label}" for label in seen.given.labels("input")]
         glances: list[Glance | None] = []
         together: set[int] = set()
@@ -191,7 +198,10 @@ class Comparer:
             changed = [index in pair.changed for index in places]
             if all(changed):
                 parts = [Input(index) for index in places]
-                glances.append(self._glances_of_list(names[listed], kept.leaves[listed], pair, parts))
+                glance = self._glances_of_list(names[listed], kept.leaves[listed], pair, parts)
+                glances.append(glance)
+                if glance is not None:
+                    known.update((id(value), glance.row) for value in kept.leaves[listed])
             elif not any(changed):
                 before, after = end_to_end(seen.before.leaves[listed]), end_to_end(kept.leaves[listed])
                 name, first = _range_of(names[listed]), Input(places.start)
@@ -200,13 +210,15 @@ class Comparer:
                 continue
             together.update(places)
         for index, (name, before, after) in enumerate(zip(names, seen.before.leaves, kept.leaves)):
-            if index not in together:
-                is_changed = index in pair.changed
-                glances.append(
-                    self._glance(name, after, pair, Input(index))
-                    if is_changed
-                    else self._unchanged_glance(name, before, after, pair, Input(index))
-                )
+            if index in together:
+                continue
+            if index not in pair.changed:
+                glances.append(self._unchanged_glance(name, before, after, pair, Input(index)))
+                continue
+            glance = self._glance(name, after, pair, Input(index))
+            glances.append(glance)
+            if glance is not None:
+                known[id(after)] = glance.row
         return glances
 
     def _glances_of_list(

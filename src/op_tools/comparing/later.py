@@ -238,6 +238,8 @@ class Later:
             if glance.look is not None:
                 glance.row.verdict = next(verdicts)
                 is_clear = is_clear and glance.row.verdict is not None
+            elif glance.same is not None:
+                glance.row.verdict = glance.same.verdict
             rows.append(glance.row)
         if is_clear:
             record.comparison.rows = rows

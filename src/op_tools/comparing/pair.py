@@ -187,6 +187,7 @@ class Pair:
         self._chosen = _dtype_of_autocast(seen)
         self._moved: dict[float, list[list[tuple[Run, Gradients]]]] = {}
         self._others: list[tuple[Run, Gradients]] | None = None
+        self._undecided: list[tuple[Run, Gradients]] | None = None
         self._other_ways: list[tuple[Callable[..., Any], Way]] = []
         self._better, own = self._ways(higher, on_device)
         self.same: Run | None = None
@@ -357,10 +358,33 @@ class Pair:
             given = [one for one in self._grad_outputs if one is not None and one.numel()]
             for one in given:
                 farthest = torch.maximum(farthest, dense(one).abs().nan_to_num(0.0, 0.0).max().double() * unit)
+        if Trait.LOGITS in self.traits:
+            for size in self._sizes_before_cancellation(part, expected):
+                farthest = torch.maximum(farthest, size.double() * unit)
         if not bool(largest):
             # so they may be everywhere: then the size of what went in is all that is left to measure with
             farthest = torch.maximum(farthest, self._largest_input() * unit)
         return farthest
+
+    def _sizes_before_cancellation(self, part: Part, expected: Tensor) -> Iterator[Tensor]:
+        """The logarithm of a sum that is nearly one, or a probability that is, less one: both are rounded before.
+
+        Where logits, or one factor of them, are zero, everything is as likely, and nothing cancels out.
+        """
+        if not isinstance(part, Gradient) and Trait.MATRIX not in self.traits:
+            yield self._largest_input()
+        if self._undecided is None:
+            self._undecided = []
+            for number in range(2):
+                with contextlib.suppress(Exception):
+                    self._undecided.append(self._run(self._better.then(reference.with_zeros(number))))
+        # attention that is undecided is a mean over all keys: their differences cancel out there, too
+        keys = self._seen.given.tensors[1:2] if Trait.MATRIX in self.traits else []
+        factor = math.sqrt(keys[0].shape[-2]) if keys and keys[0].dim() > 1 else 1.0
+        for run, gradients in self._undecided:
+            value = part.of(run, gradients)
+            if isinstance(value, Tensor) and value.shape == expected.shape:
+                yield factor * dense(value).abs().nan_to_num(0.0, 0.0)
 
     def undecided(self, part: Part) -> Tensor | None:
         """Where a whole number or a truth value changes when the inputs are moved by a rounding error."""

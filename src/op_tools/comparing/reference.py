@@ -449,6 +449,12 @@ def moved_by(amount: float, seed: int) -> Convert:
     return change
 
 
+def with_zeros(number: int) -> Convert:
+    """Zeros in place of the tensor with this number; for one run."""
+    numbers = itertools.count()
+    return lambda tensor: torch.zeros_like(tensor) if next(numbers) == number else tensor
+
+
 def _coins(like: Tensor, seed: int) -> Tensor:
     """Zeros and ones, made where the tensor is if that device can."""
     for device in (like.device, torch.device("cpu")):

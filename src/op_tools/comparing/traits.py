@@ -23,6 +23,7 @@ class Trait(enum.Flag):
     STEPS = enum.auto()  # works from one time step to the next
     NORM = enum.auto()  # rounded once in the end, with no constant of low precision: a factor shows below one unit
     ROUGH = enum.auto()  # sums of its gradients may be kept in 16 bits
+    LOGITS = enum.auto()  # has a softmax inside: where that is certain, large numbers cancel out
     FINE = enum.auto()  # 16 bits are computed in float32 and rounded: small elements are as right as large ones
     RANDOM = enum.auto()
     DROPOUT = enum.auto()  # random unless it is told not to be; the mask can be seen in the result
@@ -108,6 +109,11 @@ _CATALOGUE = {
     Trait.NORM: """batch_norm group_norm instance_norm layer_norm native_batch_norm native_group_norm native_layer_norm
         rms_norm softmax log_softmax""",
     Trait.ROUGH: "batch_norm native_batch_norm instance_norm",
+    Trait.LOGITS: """binary_cross_entropy_with_logits cross_entropy linear_cross_entropy log_softmax logaddexp
+        logaddexp2 logcumsumexp logsumexp multi_head_attention_forward multilabel_soft_margin_loss
+        scaled_dot_product_attention soft_margin_loss _efficient_attention_forward _flash_attention_forward
+        _native_multi_head_attention _scaled_dot_product_attention_math _scaled_dot_product_efficient_attention
+        _scaled_dot_product_flash_attention""",
     Trait.FINE: """celu cos div divide elu erf exp exp2 expm1 gelu hardswish leaky_relu log log1p log2 log10 mish mul
         multiply pow reciprocal rsqrt selu silu sin softplus sqrt square true_divide""",
     Trait.RANDOM: """alpha_dropout bernoulli cauchy dropout dropout1d dropout2d dropout3d exponential
