@@ -290,6 +290,50 @@ def test_moves_between_host_and_device(device):
     assert "could not be compared" not in tool.summary.text()
 
 
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
+def test_a_model_that_is_certain_is_not_blamed(device, dtype, reference):
+    """The loss and its gradient are then what is left when numbers near one cancel out."""
+    torch.manual_seed(0)
+    target = torch.randint(50, (64,))
+    logits = torch.randn(64, 50)
+    logits[range(64), target] += 14
+    logits, target = logits.to(device, dtype).requires_grad_(), target.to(device)
+    with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        functional.cross_entropy(logits, target).backward()
+        functional.log_softmax(logits, -1)[range(64), target].sum().backward()
+    assert tool.summary.ranked() == []
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
+@pytest.mark.parametrize("certainty", [1, 30])
+def test_attention_whose_terms_cancel_out_is_not_blamed(device, dtype, reference, certainty):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 4, 64, 32) for _ in range(3))
+    parts = [(certainty * query), key, value + 5]  # values that are alike
+    parts = [part.to(device, dtype).requires_grad_() for part in parts]
+    with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        result = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        result.backward(torch.randn(2, 4, 64, 32).to(device, dtype))
+    assert tool.summary.ranked() == []
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_whose_gradient_is_wrong_is_blamed_all_the_same(device, dtype, reference):
+    if device != "sim":
+        pytest.skip("other devices have other kernels for it")
+    torch.manual_seed(0)
+    parts = [torch.randn(2, 4, 64, 32, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+    kernel = "aten._scaled_dot_product_fused_attention_overrideable_backward"
+    with faults.inject(f"{kernel}: scale=1.02, {ONLY_THE_PROGRAMS_CALL}") as injected:
+        with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+            functional.scaled_dot_product_attention(*parts).sum().backward()
+        assert sum(injected.struck.values()) == 1
+    assert {one.name for one in tool.summary.ranked()} == {"torch.nn.functional.scaled_dot_product_attention"}
+
+
 # ---- in-place damage -------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from op_tools import trees
-from op_tools.comparing import lists, reference, traits, verdict
+from op_tools.comparing import attention, lists, reference, traits, verdict
 from op_tools.comparing.parts import Gradient, Gradients, Part
 from op_tools.comparing.precision import (
     LOW_NORM,
@@ -373,18 +373,18 @@ class Pair:
         """
         if not isinstance(part, Gradient) and Trait.MATRIX not in self.traits:
             yield self._largest_input()
+        if traits.base_name(self.name) == "scaled_dot_product_attention" and isinstance(part, Gradient):
+            with contextlib.suppress(Exception):
+                yield attention.sizes(self._seen.given, self._grad_outputs or ())[part.place]
         if self._undecided is None:
             self._undecided = []
             for number in range(2):
                 with contextlib.suppress(Exception):
                     self._undecided.append(self._run(self._better.then(reference.with_zeros(number))))
-        # attention that is undecided is a mean over all keys: their differences cancel out there, too
-        keys = self._seen.given.tensors[1:2] if Trait.MATRIX in self.traits else []
-        factor = math.sqrt(keys[0].shape[-2]) if keys and keys[0].dim() > 1 else 1.0
         for run, gradients in self._undecided:
             value = part.of(run, gradients)
             if isinstance(value, Tensor) and value.shape == expected.shape:
-                yield factor * dense(value).abs().nan_to_num(0.0, 0.0)
+                yield dense(value).abs().nan_to_num(0.0, 0.0)
 
     def undecided(self, part: Part) -> Tensor | None:
         """Where a whole number or a truth value changes when the inputs are moved by a rounding error."""
