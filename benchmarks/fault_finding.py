@@ -17,6 +17,7 @@ import argparse
 import collections
 import contextlib
 import csv
+import functools
 import io
 import itertools
 import json
@@ -109,6 +110,9 @@ def faults_for(kernels: list[tuple[str, str]], dtype: str) -> Iterator[tuple[str
 # ---- what uses it ------------------------------------------------------------------------------------------------
 
 
+TRAINING_STEPS = 150
+
+
 class ModelWork:
     """A training step of a model, without its optimizer: forward and backward from the same weights each time."""
 
@@ -129,13 +133,36 @@ class ModelWork:
         self._data = [part.to(self._device, self._dtype if part.is_floating_point() else None) for part in data]
 
     def vary(self, number: int) -> None:
-        """Other weights and data, so that a healthy step is not the last one again; 0: as at first."""
+        """Other weights and data, so that a healthy step is not the last one again; 0: as at first.
+
+        Some are those of a model that has been trained until it is certain, on the data that it knows.
+        """
         generator = torch.Generator().manual_seed(number)
+        is_certain = number % 5 == 4
+        spread = 0.01 if is_certain else 0.3 if number else 0.0
+        weights = self._certain_weights() if is_certain else self._weights
         with torch.no_grad():
-            for parameter, first in zip(self._model.parameters(), self._weights):
-                factors = 1 + (0.3 if number else 0.0) * torch.randn(first.shape, generator=generator)
+            for parameter, first in zip(self._model.parameters(), weights):
+                factors = 1 + spread * torch.randn(first.shape, generator=generator)
                 parameter.copy_(first * factors.to(first))
-        self._set_data([_varied(part, generator) if number else part for part in self._first_data])
+        known = is_certain or not number
+        self._set_data([part if known else _varied(part, generator) for part in self._first_data])
+
+    @functools.cache  # noqa: B019  there are few of them
+    def _certain_weights(self) -> list[torch.Tensor]:
+        """After some training, with weights in float32."""
+        self.vary(0)
+        weights = [first.float().requires_grad_() for first in self._weights]
+        optimizer = torch.optim.Adam(weights, lr=1e-2)
+        for _ in range(TRAINING_STEPS):
+            self()
+            for parameter, weight in zip(self._model.parameters(), weights):
+                weight.grad = None if parameter.grad is None else parameter.grad.float()
+            optimizer.step()
+            with torch.no_grad():
+                for parameter, weight in zip(self._model.parameters(), weights):
+                    parameter.copy_(weight)
+        return [weight.detach().to(self._dtype) for weight in weights]
 
     def __call__(self) -> list[torch.Tensor]:
         """The loss and the gradients."""
