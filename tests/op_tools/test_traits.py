@@ -45,6 +45,8 @@ def test_base_name(name, base):
         ("torch.Tensor.matmul", Trait.MATRIX),
         ("torch.Tensor.__getitem__", Trait.VIEW),
         ("torch.special.softmax", Trait.NORM),
+        ("torch.nn.functional.cross_entropy", Trait.LOGITS),
+        ("torch.nn.functional.scaled_dot_product_attention", Trait.LOGITS),
         ("torch.masked.argmax", Trait.ORDER),
         ("aten.native_layer_norm_backward.default", Trait.SUMS),
         ("torch.bernoulli", Trait.RANDOM),

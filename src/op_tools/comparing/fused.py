@@ -23,6 +23,7 @@ from op_tools.tensors import with_memory
 if TYPE_CHECKING:
     from op_tools.comparing.screen import Look
 
+_IS_CUDA = torch.version.cuda is not None or torch.version.hip is not None  # others may call themselves so (ditorch)
 SLOTS = 128  # programs for each pair
 _FIELDS = statistics.Found._fields
 # what the kernel finds, in its order; the rest of Found is zero without a run on the CPU
@@ -37,7 +38,7 @@ _EXACT = precision_of(torch.float64)._replace(largest=math.inf)  # where only ma
 
 def is_there(device: torch.device) -> bool:
     """True where `look` works on this device."""
-    return device.type == "cuda" and _kernels(device) is not None
+    return _IS_CUDA and device.type == "cuda" and _kernels(device) is not None
 
 
 def can_do(got: Tensor, expected: Tensor) -> bool:
@@ -48,7 +49,7 @@ def can_do(got: Tensor, expected: Tensor) -> bool:
         and got.dtype in _DTYPES
         and expected.dtype in _DTYPES
         and got.shape == expected.shape
-        and _kernels(got.device) is not None
+        and is_there(got.device)
     )
 
 
