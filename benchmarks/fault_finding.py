@@ -152,7 +152,7 @@ class ModelWork:
     def _certain_weights(self) -> list[torch.Tensor]:
         """After some training, with weights in float32."""
         self.vary(0)
-        weights = [first.float().requires_grad_() for first in self._weights]
+        weights = [first.detach().float().clone().requires_grad_() for first in self._weights]
         optimizer = torch.optim.Adam(weights, lr=1e-2)
         for _ in range(TRAINING_STEPS):
             self()

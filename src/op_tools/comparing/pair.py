@@ -37,7 +37,7 @@ _ON_MATRIX_UNITS = Trait.MATRIX | Trait.CONVOLUTION
 _ON_DEVICE = Way("higher precision", reference.HIGHER, None)
 _UNKNOWN_COSTS = 64.0
 _FINE = 2.0**-12  # of what 16 bits cost a typical value: still much more than float32 costs it
-MOVES = (1, 3)  # how often the inputs are moved a little, there and back, in a second look; and in a third
+MOVES = (0, 1, 3)  # how often the inputs are moved a little, there and back, in a second look; and in further ones
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
 
@@ -340,7 +340,7 @@ class Pair:
     def sensitivity(self, part: Part, precision: Precision, moves: int, roughly: bool = False) -> Tensor | None:
         """How far each element may lie from the expected one because of roundings on the way: at least."""
         expected = dense(self.expected_part(part))
-        farthest: Tensor | None = None
+        farthest = None if moves else torch.zeros_like(expected, dtype=torch.float64)
         amount = precision.eps / 2 if roughly else _rounding(self._seen, self.same is not None)
         for value in self._moved_parts(part, expected, amount, moves):
             distance = torch.nan_to_num((value - expected).abs().double(), nan=math.inf)
@@ -350,6 +350,8 @@ class Pair:
         farthest *= 4 * math.sqrt(self._length(expected.numel()))
         unit = precision.eps / 2 * precision.limits.peak
         largest = expected.abs().nan_to_num(0.0, 0.0).max().double()
+        # terms that are as small as numbers can be are rounded, each of them
+        farthest.clamp_min_(precision.smallest * precision.limits.peak * math.sqrt(self._length(expected.numel())))
         if precision.eps < 1e-6:
             # differences of equal numbers on the way, as in softmax's gradient, are exactly zero only in some orders
             farthest = torch.maximum(farthest, largest * unit)
@@ -442,7 +444,8 @@ def _precision(
     dtypes = [_real(got)] if other is None else [_real(got), _real(other)]
     dtype = max(dtypes, key=lambda one: float(torch.finfo(one).eps))
     is_fine = traits.has(name, Trait.FINE) and dtype in _LOW and is_by_element
-    return precision_of(dtype, _limits(name, dtype, is_tf32, on_device), slack, _FINE if is_fine else 1.0)
+    precision = precision_of(dtype, _limits(name, dtype, is_tf32, on_device), slack, _FINE if is_fine else 1.0)
+    return precision._replace(goes_on=traits.has(name, Trait.STEPS))
 
 
 def _limits(name: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> Limits | None:

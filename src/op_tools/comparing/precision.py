@@ -39,6 +39,7 @@ class Precision(NamedTuple):
     largest: float  # what lies beyond is infinite
     limits: Limits
     floor: float = 1.0  # an error is small beside this share of what rounding costs a typical value
+    goes_on: bool = False  # one error is part of many results
 
 
 @functools.lru_cache(maxsize=1000)

@@ -16,6 +16,7 @@ from op_tools.comparing.tolerance import Tolerance
 
 _BLOCK_ON_DEVICE = 2**24  # elements that are looked at together; a device is better asked seldom
 _FEWEST = 8  # values that a slope can be told from
+_LARGE = 8.0  # beside its error is a value from which a factor can be told
 _ENOUGH = 32  # a row or column of fewer elements says nothing of its own
 _EXPONENT = 0x7FF0000000000000  # of a float64
 
@@ -51,7 +52,7 @@ class Found(NamedTuple):
     def bias(self, floor: float, count: float, distinct: float) -> tuple[float, float]:
         """The slope of the errors over the values, and how large it may be."""
         # of few values, or of values no larger than their errors, there is none
-        if count < _FEWEST or self.weight < 16 * count:
+        if count < _FEWEST or self.weight < _LARGE**2 * count:
             return 0.0, 1.0
         slope, usual = self.slope / self.weight, self.usual_slope / self.weight
         # that few errors happen to be alike says nothing: they vary as much as roundings do
@@ -234,11 +235,15 @@ class Numbers:
         return torch.cat([sums, maxima])
 
     def distinct_values(self) -> float:
-        """Equal values have equal rounding errors: only different ones tell something new."""
+        """Equal values have equal rounding errors: only different ones tell something new. In what works from step to
+        step, an error goes on into whole rows and columns."""
         expected = self._parts[1]
         assert expected is not None
         sample = expected.flatten()[: 2**20]
-        return float(sample.unique().numel() / sample.numel())
+        share = float(sample.unique().numel() / sample.numel())
+        if self._precision.goes_on:
+            share *= min(1.0, (self._rows + self._columns) / (self._rows * self._columns))
+        return share
 
     def bad(self, limit: float) -> tuple[tuple[int, ...] | None, float]:
         """The first element whose scaled error is beyond the limit, and the share of such elements."""
