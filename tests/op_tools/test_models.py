@@ -8,9 +8,11 @@ import io
 import pytest
 import torch
 from benchmarks import models
+from benchmarks.fault_finding import ModelWork
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+import op_tools
 from ditorch.demo.gpt import GPT
 
 from .test_identity import OBSERVING
@@ -79,3 +81,18 @@ def test_all_tools_at_once_with_amp_and_loader_workers(device, amp):
             tools.enter_context(tool())
         watched = train(make, data, device, amp, loader_workers=1, steps=3)
     assert same(plain, watched)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["GPT", "Llama", "CNN", "LSTM"])
+def test_a_model_that_is_certain_is_not_blamed(device, name, dtype, reference):
+    """Trained on the same data again and again, until its loss and gradients are small differences of large numbers."""
+    work = ModelWork(name, dtype, device)
+    for number in (4, 9, 14):
+        work.vary(number)
+        with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+            work()
+        assert tool.summary.calls > 10
+        assert tool.summary.ranked() == []

@@ -236,13 +236,13 @@ class Numbers:
 
     def distinct_values(self) -> float:
         """Equal values have equal rounding errors: only different ones tell something new. In what works from step to
-        step, an error goes on into whole rows and columns."""
+        step, one error goes on into many of them."""
         expected = self._parts[1]
         assert expected is not None
         sample = expected.flatten()[: 2**20]
         share = float(sample.unique().numel() / sample.numel())
         if self._precision.goes_on:
-            share *= min(1.0, (self._rows + self._columns) / (self._rows * self._columns))
+            share /= math.sqrt(self._rows * self._columns)
         return share
 
     def bad(self, limit: float) -> tuple[tuple[int, ...] | None, float]:
