@@ -26,7 +26,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(functional.gelu(self.up(self.perceptron_norm(x))))  # type: ignore[no-any-return]
+        result: Tensor = x + self.down(functional.gelu(self.up(self.perceptron_norm(x))))
+        return result
 
 
 class GPT(nn.Module):
