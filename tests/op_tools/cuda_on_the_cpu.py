@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from op_tools.reductions import fused
+from op_tools.reductions import digests
 
 BEFORE = """
 #include <pthread.h>
@@ -67,7 +67,7 @@ class Kernel:
         compiler = shutil.which("g++") or shutil.which("clang++")
         if compiler is None:
             pytest.skip("there is no compiler")
-        kernel = Path(fused.__file__).with_name(f"{name}.cu").read_text()
+        kernel = Path(digests.__file__).with_name(f"{name}.cu").read_text()
         kernel = kernel.replace(CONVERSION, "value = bits_of<_Float16>(bits);")
         assert "asm" not in kernel
         source, library = folder / f"{name}.cpp", folder / f"{name}.so"

@@ -10,7 +10,7 @@ import torch
 import op_tools
 from op_tools.recording import digest, pack
 from op_tools.recording.writer import Writer
-from op_tools.reductions import compiled, fused
+from op_tools.reductions import compiled, digests
 
 from .cuda_on_the_cpu import Kernel
 
@@ -23,18 +23,17 @@ def kernel(tmp_path_factory):
 @pytest.fixture
 def on_the_cpu(kernel, monkeypatch):
     """Stages take tensors of the CPU."""
-    monkeypatch.setattr(fused, "_kernel", lambda index: kernel)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(digests, "_kernel", lambda index: kernel)
 
 
 def lines(*tensors):
     """The digests of these tensors, in one batch."""
     found = []
     writer = Writer("test")
-    stage = fused.Stage(
+    stage = digests.Stage(
         torch.device("cpu"), writer, digest.Weights(), lambda labels, lines: found.append((labels, lines))
     )
-    for chunk in fused.chunks(list(tensors), range(len(tensors))):
+    for chunk in digests.chunks(list(tensors), range(len(tensors))):
         stage.add(list(tensors), chunk, "label")
     stage.flush()
     writer.close()
@@ -43,12 +42,12 @@ def lines(*tensors):
 
 
 def test_the_tables_have_the_same_size_on_both_sides(kernel):
-    assert kernel.library.size_of_table() == fused._TABLE_SIZE < 4096, "what a launch takes"
+    assert kernel.library.size_of_table() == digests._TABLE_SIZE < 4096, "what a launch takes"
 
 
 def test_it_agrees_with_torch(on_the_cpu):
     """On all that it is tried out on before it is used."""
-    fused._try_out(torch.device("cpu"))
+    digests._try_out(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["_hash", "_weights"])
@@ -56,7 +55,7 @@ def test_a_difference_is_seen(on_the_cpu, monkeypatch, name):
     right = getattr(digest, name)
     monkeypatch.setattr(digest, name, lambda places, seed: right(places + 1, seed))
     with pytest.raises(compiled.CompileError, match=r"ours gives other numbers for torch\.float32"):
-        fused._try_out(torch.device("cpu"))
+        digests._try_out(torch.device("cpu"))
 
 
 def test_a_tensor_has_the_same_digest_wherever_it_stands(on_the_cpu):
@@ -73,7 +72,7 @@ def test_more_tensors_than_one_launch_takes(on_the_cpu):
 
 
 def test_more_digests_than_the_device_keeps(on_the_cpu, monkeypatch):
-    monkeypatch.setattr(fused, "_LINES", 200)
+    monkeypatch.setattr(digests, "_LINES", 200)
     assert lines(*(torch.ones(2) for _ in range(500)))[:, 0].tolist() == [2] * 500
 
 
@@ -107,7 +106,7 @@ def test_nothing_finite(on_the_cpu):
 def gpu(device):
     if device != "cuda":
         pytest.skip("for CUDA")
-    known = fused.can_digest
+    known = digests.can_digest
     known.cache_clear()
     yield torch.device(device, torch.cuda.current_device())
     known.cache_clear()
@@ -121,9 +120,9 @@ def records(out):
 
 
 def test_it_is_used_on_a_gpu_and_says_the_same(gpu, monkeypatch, capsys):
-    assert fused.can_digest(gpu)
+    assert digests.can_digest(gpu)
     ours = records("ours")
-    monkeypatch.setattr(fused, "can_digest", lambda device: False)
+    monkeypatch.setattr(digests, "can_digest", lambda device: False)
     torchs = records("torchs")
     assert len(ours) == len(torchs) == 6
     for one, other in zip(ours, torchs):
@@ -137,7 +136,7 @@ def test_without_it_torch_does_the_work(gpu, monkeypatch, capsys):
     def cannot(*arguments):
         raise compiled.CompileError("there is no libnvrtc.so.13")
 
-    monkeypatch.setattr(fused, "_try_out", cannot)
+    monkeypatch.setattr(digests, "_try_out", cannot)
     assert len(records("out")) == 6
     said = capsys.readouterr().err
     assert said.count("OpCapture takes torch's kernels for statistics, more slowly: there is no libnvrtc.so.13") == 1

@@ -13,7 +13,7 @@ import torch
 import op_tools
 from op_tools.errors import CaptureError
 from op_tools.recording import digest, pack, repeats, staging
-from op_tools.reductions import fused
+from op_tools.reductions import digests
 from op_tools.tools import capture_statistics
 
 from .test_capture import killed
@@ -316,7 +316,7 @@ def test_an_optimizers_lists_are_digested_once(device, monkeypatch):
         return count_and_add
 
     monkeypatch.setattr(staging.Stage, "add", counted(staging.Stage.add))
-    monkeypatch.setattr(fused.Stage, "add", counted(fused.Stage.add))
+    monkeypatch.setattr(digests.Stage, "add", counted(digests.Stage.add))
     parameters = [torch.nn.Parameter(torch.randn(size, device=device)) for size in (3, 70_000)]
     optimizer = torch.optim.AdamW(parameters, foreach=True)
     with op_tools.OpCapture(mode="statistics", ops="torch._foreach_.*", verbose=0):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
 
 from op_tools.comparing import statistics, verdict
+from op_tools.comparing.pair import Pair, Seen
+from op_tools.comparing.parts import Gradient, Output
 from op_tools.comparing.precision import LOW_SUMS, precision_of
+from op_tools.comparing.reference import HIGHER, Arguments
 from op_tools.comparing.screen import Look, Screen
 from op_tools.comparing.tolerance import Tolerance
 from op_tools.comparing.verdict import judge, judge_exact, same_bits
@@ -352,3 +356,23 @@ def test_a_difference_from_zero_is_infinitely_large_relatively():
     expected = torch.zeros(3, dtype=torch.float64)
     assert verdict_on(torch.tensor([0.0, 1e-3, 0.0]), expected, torch.zeros(3)).measures.max_relative_diff == math.inf
     assert verdict_on(torch.zeros(3), expected, torch.zeros(3)).measures.max_relative_diff == 0
+
+
+def test_a_second_look_at_gradients_has_runs_of_its_own():
+    """Those at the results were made before there were gradients."""
+    x = torch.randn(20, requires_grad=True)
+    given = Arguments((x,), {})
+    pair = Pair(Seen("torch.sin", torch.sin, given, None, x.sin()), HIGHER, with_graph=True)
+    precision = precision_of(torch.float32)
+    assert pair.second_look.sensitivity(Output(0), precision, 1) is not None
+    assert pair.run_backward([torch.ones(20)])
+    assert pair.second_look.sensitivity(Gradient(0), precision, 1) is not None
+
+
+def test_runs_are_let_go_at_once():
+    x = torch.randn(20)
+    pair = Pair(Seen("torch.sin", torch.sin, Arguments((x,), {}), None, x.sin()), HIGHER)
+    pair.second_look.sensitivity(Output(0), precision_of(torch.float32), 1)
+    known = weakref.ref(pair)
+    del pair
+    assert known() is None

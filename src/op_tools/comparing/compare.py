@@ -16,11 +16,12 @@ from torch import Tensor
 
 from op_tools import trees
 from op_tools.comparing import chance, lists, order, reference, traits, verdict
-from op_tools.comparing.pair import MOVES, CannotCompare, Pair, Seen, dense, is_tf32
-from op_tools.comparing.parts import Gradient, Input, Many, Output, Part, end_to_end
+from op_tools.comparing.pair import CannotCompare, Pair, Seen, is_tf32
+from op_tools.comparing.parts import Gradient, Input, Many, Output, Part, dense, end_to_end
 from op_tools.comparing.precision import Precision, precision_of
 from op_tools.comparing.reference import Arguments, Run
 from op_tools.comparing.screen import Look
+from op_tools.comparing.second_look import MOVES
 from op_tools.comparing.tolerance import Tolerance, Tolerances
 from op_tools.comparing.traits import Trait
 from op_tools.comparing.verdict import Verdict
@@ -443,9 +444,9 @@ def _judge_numbers(
         summed = _judge_ties(got, expected, same, pair, precision, tolerance)
         if summed is not None and summed.right:
             return summed
-    for roughly in (False, True) if pair.may_add_roughly(part, precision) else (False,):
-        for moves in MOVES:  # the more, the higher the limits: often the first few are enough
-            second_look = pair.sensitivity(part, precision, moves, roughly)
+    for roughly in (False, True) if pair.second_look.may_add_roughly(part, precision) else (False,):
+        for moves in MOVES:  # often the first few are enough
+            second_look = pair.second_look.sensitivity(part, precision, moves, roughly)
             if second_look is not None:
                 judged = verdict.judge(got, expected, same, precision, tolerance, second_look)
             if judged.right:
@@ -473,7 +474,7 @@ def _judge_exactly(got: Tensor, expected: Tensor, same: Tensor | None, pair: Pai
     if Trait.ORDER in pair.traits and not got.is_floating_point():
         return verdict.RIGHT if order.same_values(pair.name, pair.expected.arguments, got, expected) else judged
     if Trait.JUMPS in pair.traits or pair.is_unknown:
-        undecided = pair.undecided(part)
+        undecided = pair.second_look.undecided(part)
         if undecided is not None:
             return verdict.judge_exact(got, expected, undecided)
     return judged

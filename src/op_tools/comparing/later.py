@@ -106,7 +106,7 @@ class Later:
             return None
         # one that worked in place was given copies: what it has changed is among those that it kept
         tensors = [*(seen.given if seen.kept is None else seen.kept).tensors, *tensors_in((seen.result,))]
-        self._add(call, Comparison(casts=pair.casts), glances, again, tensors)
+        self._add(_Record(call, Comparison(casts=pair.casts), glances, again, tensors))
         return pair if graph else None
 
     def lists(self, call: OpCall, flat: Seen) -> None:
@@ -120,7 +120,7 @@ class Later:
         if glances is None:
             self._deliver(call, again())
         else:  # it holds copies, which nobody changes
-            self._add(call, Comparison(), glances, again, [])
+            self._add(_Record(call, Comparison(), glances, again, []))
 
     def backward(
         self,
@@ -141,7 +141,7 @@ class Later:
             self._deliver(call, again())
             return
         tensors = [*seen.given.tensors, *(one for one in (*grad_outputs, *grad_inputs) if one is not None)]
-        self._add(call, Comparison(casts=pair.casts), glances, again, tensors)
+        self._add(_Record(call, Comparison(casts=pair.casts), glances, again, tensors))
 
     # ---- in full -----------------------------------------------------------------------------------------------------
 
@@ -185,16 +185,8 @@ class Later:
             self._launch()
             self._read(wait=True)
 
-    def _add(
-        self,
-        call: OpCall,
-        comparison: Comparison,
-        glances: list[Glance],
-        again: Callable[[], Outcome],
-        tensors: list[Tensor],
-    ) -> None:
-        looks = [glance.look for glance in glances if glance.look is not None]
-        record = _Record(call, comparison, glances, again, tensors)
+    def _add(self, record: _Record) -> None:
+        looks = [glance.look for glance in record.glances if glance.look is not None]
         if not looks:
             self._decide(record, iter(()))
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
@@ -13,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from op_tools import trees
-from op_tools.comparing import attention, lists, reference, traits, verdict
-from op_tools.comparing.parts import Gradient, Gradients, Part
+from op_tools.comparing import lists, reference, traits, verdict
+from op_tools.comparing.parts import Gradients, Part, dense
 from op_tools.comparing.precision import (
+    IN_16_BITS,
     LOW_NORM,
     LOW_NORM_ALONE,
     LOW_STEPS,
@@ -25,19 +25,18 @@ from op_tools.comparing.precision import (
     Limits,
     Precision,
     precision_of,
+    real,
 )
-from op_tools.comparing.reference import Arguments, Run, Way
+from op_tools.comparing.reference import Arguments, Convert, Run, Way
+from op_tools.comparing.second_look import SecondLook
 from op_tools.comparing.traits import Trait
 from op_tools.recording import snapshot
 from op_tools.rerouting import kinds
 from op_tools.tensors import tensors_in
 
-_LOW = (torch.float16, torch.bfloat16)
 _ON_MATRIX_UNITS = Trait.MATRIX | Trait.CONVOLUTION
 _ON_DEVICE = Way("higher precision", reference.HIGHER, None)
-_UNKNOWN_COSTS = 64.0
 _FINE = 2.0**-12  # of what 16 bits cost a typical value: still much more than float32 costs it
-MOVES = (0, 1, 3)  # how often the inputs are moved a little, there and back, in a second look; and in further ones
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
 
@@ -177,17 +176,15 @@ class Pair:
         self.is_exact = not on_device and (
             traits.has(name, Trait.EXACT) or (traits.base_name(name) == "embedding" and not seen.changed)
         )
-        self._seen = seen
-        self._grad_outputs = grad_outputs
+        self.seen = seen
+        self.grad_outputs = grad_outputs
         self._with_graph = with_graph  # gradients are asked for later
-        self._on_device = on_device
+        self.on_device = on_device
         self._slack = slack
         self._first_look = first_look
         self._is_tf32 = is_tf32(seen)
         self._chosen = _dtype_of_autocast(seen)
-        self._moved: dict[float, list[list[tuple[Run, Gradients]]]] = {}
         self._others: list[tuple[Run, Gradients]] | None = None
-        self._undecided: list[tuple[Run, Gradients]] | None = None
         self._other_ways: list[tuple[Callable[..., Any], Way]] = []
         self._better, own = self._ways(higher, on_device)
         self.same: Run | None = None
@@ -195,6 +192,7 @@ class Pair:
         self.expected: Run
         self.gradients: Gradients
         only_own = self.is_exact and grad_outputs is None and not (first_look and with_graph)
+        self.second_look = SecondLook(self)
         reason = "" if first_look and not (only_own or on_device) else self._run_in_own_dtype(own)
         if only_own and self.same is not None:
             self.expected, self.gradients = self.same, self._same_gradients
@@ -207,7 +205,7 @@ class Pair:
         """Which dtypes of the arguments were replaced by which."""
         if self.expected is self.same:
             return {}
-        floats = {tensor.dtype for tensor in self._seen.given.tensors if tensor.dtype in self._higher}
+        floats = {tensor.dtype for tensor in self.seen.given.tensors if tensor.dtype in self._higher}
         return {dtype: self._higher[dtype] for dtype in floats}
 
     def _run_in_own_dtype(self, ways: list[tuple[Callable[..., Any], Way]]) -> str:
@@ -232,7 +230,7 @@ class Pair:
 
     def _ways(self, higher: Dtypes, on_device: bool) -> tuple[Way, list[tuple[Callable[..., Any], Way]]]:
         """In higher precision; and in the device's own, with autocast and tf32 as there: several ways may be right."""
-        device, chosen, function = None if on_device else "cpu", self._chosen, self._seen.function
+        device, chosen, function = None if on_device else "cpu", self._chosen, self.seen.function
         if on_device and chosen is None and not self._is_tf32 and higher is reference.HIGHER:
             return _ON_DEVICE, []
         better = Way("higher precision", higher, device)
@@ -243,27 +241,31 @@ class Pair:
         own = Way("the same dtype", {})
         if chosen is not None:
             own = Way(own.name, {}, convert=reference.rounded_to(chosen, chosen))
-        elif self._seen.autocast is not None:
-            own = Way(own.name, {}, autocast=self._seen.autocast)
+        elif self.seen.autocast is not None:
+            own = Way(own.name, {}, autocast=self.seen.autocast)
         ways = [(function, own.then(reference.as_tf32) if self._is_tf32 else own)]
         if chosen is not None:
             if traits.base_name(self.name) == "cross_entropy":
                 ways.insert(0, (_cross_entropy_in_parts, Way("in parts", {})))
             # an op that is made of others: autocast looks at each of them
-            ways.append((function, Way("autocast on the CPU", {}, autocast=self._seen.autocast)))
+            ways.append((function, Way("autocast on the CPU", {}, autocast=self.seen.autocast)))
         # where the CPU has no kernel for a low precision: rounded once, in the end
         return better, [*ways, (function, Way("float32", reference.SINGLE))]
 
     def _run(self, way: Way, function: Callable[..., Any] | None = None) -> tuple[Run, Gradients]:
-        seen, graph = self._seen, self._grad_outputs is not None or self._with_graph
+        seen, graph = self.seen, self.grad_outputs is not None or self._with_graph
         function = reference.stand_in(self.name) or function or seen.function
         with reference.random_numbers_kept() if self.is_unknown else reference.NOTHING:
             run = reference.run(function, seen.given, way, graph, seen.changed)
-            return run, run.gradients(self._grad_outputs) if self._grad_outputs is not None else None
+            return run, run.gradients(self.grad_outputs) if self.grad_outputs is not None else None
+
+    def run_changed(self, change: Convert) -> tuple[Run, Gradients]:
+        """The call in higher precision, with something done to its numbers before."""
+        return self._run(self._better.then(change))
 
     def wait_with(self, seen: Seen) -> None:
         """Until gradients come, it holds no more of the call than this."""
-        self._seen = seen
+        self.seen = seen
 
     def run_backward(self, grad_outputs: Sequence[Tensor | None]) -> bool:
         """The gradients of runs that were made with a graph. False where they cannot be had so."""
@@ -275,7 +277,8 @@ class Pair:
                 self._same_gradients = self.same.gradients(grad_outputs)
         except Exception:  # noqa: BLE001  then they are run anew, and say why that fails
             return False
-        self._grad_outputs = grad_outputs
+        self.grad_outputs = grad_outputs
+        self.second_look = SecondLook(self)  # its runs had no gradients
         return True
 
     def same_part(self, part: Part) -> Any:
@@ -301,10 +304,10 @@ class Pair:
     @functools.cached_property
     def changed(self) -> set[int]:
         """The leaves among the arguments that the call is meant to change."""
-        if not self._seen.changed:
+        if not self.seen.changed:
             return set()
-        arguments, before = self.expected.arguments, self._seen.given.leaves
-        silently = kinds.silently_written(self.name, self._seen.function, arguments.args, arguments.kwargs)
+        arguments, before = self.expected.arguments, self.seen.given.leaves
+        silently = kinds.silently_written(self.name, self.seen.function, arguments.args, arguments.kwargs)
         written = {id(tensor) for tensor in (*self.expected.written, *trees.tensors(silently))}
         # an op that nobody knows may write without counting, and below autograd nobody counts
         look = self.is_unknown or not written
@@ -322,113 +325,14 @@ class Pair:
     def precision(self, got: Tensor, same: Tensor | None) -> Precision:
         """That of the result, or the lower one that autocast has computed it in."""
         other = self._chosen
-        if same is None and self._seen.autocast is not None and traits.base_name(self.name) == "cross_entropy":
-            other = self._seen.given.tensors[0].dtype  # see _cross_entropy_in_parts
+        if same is None and self.seen.autocast is not None and traits.base_name(self.name) == "cross_entropy":
+            other = self.seen.given.tensors[0].dtype  # see _cross_entropy_in_parts
         if same is not None:
             other = same.dtype if same.is_floating_point() or same.is_complex() else None
         # sums over what was broadcast have the errors of their terms
-        is_known = same is not None or (self._first_look and not self._on_device)
+        is_known = same is not None or (self._first_look and not self.on_device)
         is_sum = not is_known or not self.expected.results or got.numel() < _size(self.expected.results[0])
-        return _precision(self.name, got.dtype, other, not is_sum, self._is_tf32, self._on_device, self._slack)
-
-    # ---- a second look -----------------------------------------------------------------------------------------------
-
-    def may_add_roughly(self, part: Part, precision: Precision) -> bool:
-        """True where the device may keep a sum in 16 bits: cuDNN does, for the parameters of a batch norm."""
-        return Trait.ROUGH in self.traits and isinstance(part, Gradient) and precision.eps > 1e-6
-
-    def sensitivity(self, part: Part, precision: Precision, moves: int, roughly: bool = False) -> Tensor | None:
-        """How far each element may lie from the expected one because of roundings on the way: at least."""
-        expected = dense(self.expected_part(part))
-        farthest = None if moves else torch.zeros_like(expected, dtype=torch.float64)
-        amount = precision.eps / 2 if roughly else _rounding(self._seen, self.same is not None)
-        for value in self._moved_parts(part, expected, amount, moves):
-            distance = torch.nan_to_num((value - expected).abs().double(), nan=math.inf)
-            farthest = distance if farthest is None else torch.maximum(farthest, distance)
-        if farthest is None:
-            return None
-        farthest *= 4 * math.sqrt(self._length(expected.numel()))
-        unit = precision.eps / 2 * precision.limits.peak
-        largest = expected.abs().nan_to_num(0.0, 0.0).max().double()
-        # terms that are as small as numbers can be are rounded, each of them
-        farthest.clamp_min_(precision.smallest * precision.limits.peak * math.sqrt(self._length(expected.numel())))
-        if precision.eps < 1e-6:
-            # differences of equal numbers on the way, as in softmax's gradient, are exactly zero only in some orders
-            farthest = torch.maximum(farthest, largest * unit)
-        if self._on_device and self._grad_outputs is not None and traits.has(self.name, Trait.NORM):
-            # what is left of a gradient that is cancelled out; on the CPU the run in the same dtype shows it
-            given = [one for one in self._grad_outputs if one is not None and one.numel()]
-            for one in given:
-                farthest = torch.maximum(farthest, dense(one).abs().nan_to_num(0.0, 0.0).max().double() * unit)
-        if Trait.LOGITS in self.traits:
-            for size in self._sizes_before_cancellation(part, expected):
-                farthest = torch.maximum(farthest, size.double() * unit)
-        if not bool(largest):
-            # so they may be everywhere: then the size of what went in is all that is left to measure with
-            farthest = torch.maximum(farthest, self._largest_input() * unit)
-        return farthest
-
-    def _sizes_before_cancellation(self, part: Part, expected: Tensor) -> Iterator[Tensor]:
-        """The logarithm of a sum that is nearly one, or a probability that is, less one: both are rounded before.
-
-        Where logits, or one factor of them, are zero, everything is as likely, and nothing cancels out.
-        """
-        if not isinstance(part, Gradient) and Trait.MATRIX not in self.traits:
-            yield self._largest_input()
-        if traits.base_name(self.name) == "scaled_dot_product_attention" and isinstance(part, Gradient):
-            with contextlib.suppress(Exception):
-                yield attention.sizes(self._seen.given, self._grad_outputs or ())[part.place]
-        if self._undecided is None:
-            self._undecided = []
-            for number in range(2):
-                with contextlib.suppress(Exception):
-                    self._undecided.append(self._run(self._better.then(reference.with_zeros(number))))
-        for run, gradients in self._undecided:
-            value = part.of(run, gradients)
-            if isinstance(value, Tensor) and value.shape == expected.shape:
-                yield dense(value).abs().nan_to_num(0.0, 0.0)
-
-    def undecided(self, part: Part) -> Tensor | None:
-        """Where a whole number or a truth value changes when the inputs are moved by a rounding error."""
-        expected = dense(self.expected_part(part))
-        found: Tensor | None = None
-        for value in self._moved_parts(part, expected, _rounding(self._seen, self.same is not None), MOVES[-1]):
-            differs = verdict.differing(value, expected)
-            found = differs if found is None else found | differs
-        return found
-
-    def _moved_parts(self, part: Part, expected: Tensor, amount: float, moves: int) -> Iterator[Tensor]:
-        for run, gradients in self._moved_runs(amount, moves):
-            value = part.of(run, gradients)
-            if isinstance(value, Tensor) and value.shape == expected.shape:
-                yield dense(value)
-
-    def _moved_runs(self, amount: float, moves: int) -> list[tuple[Run, Gradients]]:
-        """The call in higher precision with its inputs a rounding error away, so many times."""
-        known = self._moved.setdefault(amount, [])
-        for seed in range(len(known), moves):
-            known.append([])
-            for direction in (1, -1):  # the same signs, then all of them turned round
-                way = self._better.then(reference.moved_by(direction * amount, seed))
-                with contextlib.suppress(Exception):  # outside of what the op accepts
-                    known[seed].append(self._run(way))
-        return [run for runs in known[:moves] for run in runs]
-
-    def _length(self, elements: int) -> float:
-        """About how many terms are added up for one element."""
-        sizes = sorted((tensor.numel() for tensor in self._numbers_in()), reverse=True) or [1]
-        length = sizes[0] / max(elements, 1)
-        if self.traits & (Trait.MATRIX | Trait.CONVOLUTION) and len(sizes) > 1:
-            length = max(length, math.sqrt(sizes[0] * sizes[1] / max(elements, 1)))
-        return max(1.0, length)
-
-    def _largest_input(self) -> Tensor:
-        sizes = [dense(tensor).abs().nan_to_num(0.0, 0.0).max() for tensor in self._numbers_in() if tensor.numel()]
-        return torch.stack([size.double() for size in sizes]).max() if sizes else torch.zeros((), dtype=torch.float64)
-
-    def _numbers_in(self) -> list[Tensor]:
-        tensors = [*self._seen.given.tensors, *(one for one in self._grad_outputs or () if one is not None)]
-        return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+        return _precision(self.name, got.dtype, other, not is_sum, self._is_tf32, self.on_device, self._slack)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -441,9 +345,9 @@ def _precision(
     on_device: bool,
     slack: float,
 ) -> Precision:
-    dtypes = [_real(got)] if other is None else [_real(got), _real(other)]
+    dtypes = [real(got)] if other is None else [real(got), real(other)]
     dtype = max(dtypes, key=lambda one: float(torch.finfo(one).eps))
-    is_fine = traits.has(name, Trait.FINE) and dtype in _LOW and is_by_element
+    is_fine = traits.has(name, Trait.FINE) and dtype in IN_16_BITS and is_by_element
     precision = precision_of(dtype, _limits(name, dtype, is_tf32, on_device), slack, _FINE if is_fine else 1.0)
     return precision._replace(goes_on=traits.has(name, Trait.STEPS))
 
@@ -472,20 +376,8 @@ def _size(value: Any) -> int:
     return value.numel() if isinstance(value, Tensor) else 0
 
 
-def dense(tensor: Tensor) -> Tensor:
-    """Its plain numbers: neither sparse nor a conjugate to be."""
-    plain = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
-    return plain.resolve_conj().resolve_neg()
-
-
 def _tf32_then(better: Way) -> Callable[[Tensor], Tensor]:
     return lambda tensor: better.convert(reference.as_tf32(tensor))
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}.get(
-        dtype, dtype
-    )
 
 
 def _dtype_of_autocast(seen: Seen) -> torch.dtype | None:
@@ -502,20 +394,6 @@ def _cross_entropy_in_parts(scores: Tensor, target: Tensor, *args: Any, **kwargs
         raise NotImplementedError("made of other parts")
     log = functional.log_softmax(scores, 1 if scores.dim() > 1 else 0, dtype=scores.dtype)
     return functional.nll_loss(log.float(), target, *args, **kwargs)
-
-
-def _rounding(seen: Seen, costs_are_known: bool) -> float:
-    """Half a unit in the last place of what the call is computed in.
-
-    Low precisions are computed in float32 and rounded in the end; what roundings in between cost shows in the run on
-    the CPU. Without one, each of them may be in the low precision, and sums that cancel out may lose much more.
-    """
-    dtypes = [_real(tensor.dtype) for tensor in (*seen.given.tensors, *trees.tensors(seen.result))]
-    low = [dtype for dtype in dtypes if dtype in _LOW]
-    if low:
-        return 2.0**-21 if costs_are_known else max(float(torch.finfo(dtype).eps) for dtype in low) / 2
-    half_unit = 2.0**-53 if torch.float64 in dtypes and torch.float32 not in dtypes else 2.0**-24
-    return half_unit if costs_are_known else _UNKNOWN_COSTS * half_unit
 
 
 def _in_words(error: BaseException) -> str:

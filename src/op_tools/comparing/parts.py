@@ -62,4 +62,10 @@ def end_to_end(tensors: Sequence[Any]) -> Any:
         return torch._utils._flatten_dense_tensors(tuple(tensors))
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """Its plain numbers: neither sparse nor a conjugate to be."""
+    plain = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    return plain.resolve_conj().resolve_neg()
+
+
 Part = Union[Input, Output, Gradient, Many]

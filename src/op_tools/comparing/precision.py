@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 _SLACK_OF_BIAS = 1.5
+IN_16_BITS = (torch.float16, torch.bfloat16)
 
 
 class Limits(NamedTuple):
@@ -55,3 +56,10 @@ def precision_of(dtype: torch.dtype, limits: Limits | None = None, slack: float 
     # float16 needs its subnormals; the tiny numbers of other dtypes may be flushed to zero
     smallest = 2.0**-25 if dtype is torch.float16 else float(info.tiny)
     return Precision(str(dtype).partition(".")[2], float(info.eps), smallest, float(info.max), limits, floor)
+
+
+def real(dtype: torch.dtype) -> torch.dtype:
+    """That of the parts of a complex number."""
+    return {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}.get(
+        dtype, dtype
+    )

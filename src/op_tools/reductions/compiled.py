@@ -5,13 +5,16 @@ Neither a compiler nor CUDA's headers need to be installed. Whatever is missing 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
+
+from op_tools import messages
 
 
 class CompileError(Exception):
@@ -40,13 +43,25 @@ class Kernel:
         self._function = function.value
 
     def launch(self, blocks: int, threads: int, argument: Any, stream: int) -> None:
-        """`argument` is an array of the address of the structure, which is copied right away.
-
-        The current device must be the kernel's.
-        """
-        status = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, argument, None)
+        """`argument` is an array of the address of the structure, which is copied right away."""
+        is_current = torch.cuda.current_device() == self.device
+        with contextlib.nullcontext() if is_current else torch.cuda.device(self.device):
+            status = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, argument, None)
         if status:
             raise RuntimeError(f"cuLaunchKernel: CUDA error {status}")
+
+
+def can_be_used(device: torch.device, try_out: Callable[[torch.device], None], else_told: str) -> bool:
+    """Whether a kernel is there for this device, and right where it is tried out. If not, that is told once."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    try:
+        try_out(device)
+    except (CompileError, RuntimeError, OSError, AttributeError) as error:
+        reason = str(error).partition("\n")[0]
+        messages.complain_once("kernel", else_told, text=f"{else_told}: {reason}")
+        return False
+    return True
 
 
 @cache

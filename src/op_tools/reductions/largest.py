@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from op_tools import native
-from op_tools.reductions.compiled import CompileError, Kernel, kernel
+from op_tools.recording.marks import marker_of
+from op_tools.reductions.compiled import CompileError, Kernel, can_be_used, kernel
 from op_tools.tensors import is_dense, with_memory
 
 # as in largest.cu
@@ -32,9 +33,11 @@ Places = tuple[bytes, bytes, int]
 def values(tensors: list[Tensor]) -> Tensor:
     """For each tensor, a float that nobody has read from the device yet. All are on one device, of dtypes above."""
     device = tensors[0].device
+    marker = marker_of(device)
+    stream = 0 if marker is None else marker.stream()
     found = torch.zeros(len(tensors), dtype=torch.float32, device=device)
     for start in range(0, len(tensors), _MOST):
-        _launch(_kernel(device.index), tensors[start : start + _MOST], found[start:], _stream(device.index))
+        _launch(_kernel(device.index), tensors[start : start + _MOST], found[start:], stream)
     return found
 
 
@@ -47,11 +50,7 @@ def _launch(kernel: Kernel, tensors: list[Tensor], found: Tensor, stream: int) -
     view[_HEAD.size : _HEAD.size + len(items)] = items
     view[_BLOCKS_AT : _BLOCKS_AT + len(first_blocks)] = first_blocks
     argument = (ctypes.c_void_p * 1)(ctypes.addressof(table))
-    if found.is_cpu or torch.cuda.current_device() == found.device.index:
-        kernel.launch(blocks, _THREADS, argument, stream)
-    else:
-        with torch.cuda.device(found.device):
-            kernel.launch(blocks, _THREADS, argument, stream)
+    kernel.launch(blocks, _THREADS, argument, stream)
 
 
 def _places_in_native(tensors: list[Tensor]) -> Places | None:
@@ -75,14 +74,6 @@ def _places(tensors: list[Tensor], copies: list[Tensor]) -> Places:
     return b"".join(items), struct.pack(f"<{len(first_blocks)}L", *first_blocks), blocks
 
 
-def _stream(device: int) -> int:
-    return int(torch.cuda.current_stream(device).cuda_stream)
-
-
-if hasattr(torch._C, "_cuda_getCurrentRawStream"):
-    _stream = torch._C._cuda_getCurrentRawStream
-
-
 # ---- whether it can be used ----------------------------------------------------------------------------------------
 
 
@@ -92,14 +83,14 @@ def _kernel(device: int) -> Kernel:
 
 @cache
 def can_find(device: torch.device) -> bool:
-    """Whether the kernel is there for this device, and right about a few tensors. Else torch's own do, a bit slower."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return False
-    try:
-        samples = [sample.to(device) for sample in _samples()]
-        return _are_right(samples, values(samples).tolist())
-    except (CompileError, RuntimeError, OSError, AttributeError):
-        return False
+    """Whether the kernel is there for this device, and right about a few tensors."""
+    return can_be_used(device, _try_out, "OpOverflowCheck takes torch's kernels, a bit slower")
+
+
+def _try_out(device: torch.device) -> None:
+    samples = [sample.to(device) for sample in _samples()]
+    if not _are_right(samples, values(samples).tolist()):
+        raise CompileError("ours gives other numbers")
 
 
 def _samples() -> list[Tensor]:

@@ -24,7 +24,7 @@ from op_tools.recording.pack import Pack
 from op_tools.recording.repeats import Repeats
 from op_tools.recording.staging import Kind, Stage, staged_as
 from op_tools.recording.writer import Writer
-from op_tools.reductions import fused
+from op_tools.reductions import digests
 from op_tools.tool import Tool, this_rank
 
 _LARGEST_FILE = 256 * 2**20
@@ -43,8 +43,8 @@ class _Site:
         self.number = number  # of the description in the file
         self.left_out = [number for number, tensor in enumerate(tensors) if staged_as(tensor) is None]
         wanted = [number for number in range(len(tensors)) if number not in known and number not in self.left_out]
-        at_once = [number for number in wanted if fused.can_digest(tensors[number].device)]
-        self.fused = list(fused.chunks(tensors, at_once))
+        at_once = [number for number in wanted if digests.can_digest(tensors[number].device)]
+        self.fused = list(digests.chunks(tensors, at_once))
         self.staged = list(staging.chunks(tensors, [number for number in wanted if number not in at_once]))
 
 
@@ -65,7 +65,7 @@ class Statistics:
         self._lock = threading.Lock()
         self._note = noter()
         self._stages: dict[tuple[Kind, int], Stage] = {}  # and by stream
-        self._fused_stages: dict[tuple[torch.device, int], fused.Stage] = {}
+        self._fused_stages: dict[tuple[torch.device, int], digests.Stage] = {}
         self._sites: dict[Any, _Site] = {}
         self._repeats = Repeats()
         self._repeated: list[tuple[_Label, bytes]] = []  # records whose numbers are those of others
@@ -155,7 +155,7 @@ class Statistics:
             key = (whole.device, _stream(whole.device))
             stage = self._fused_stages.get(key)
             if stage is None:
-                stage = fused.Stage(whole.device, self._writer, self._weights, self._write)
+                stage = digests.Stage(whole.device, self._writer, self._weights, self._write)
                 self._fused_stages[key] = stage
             stage.add(tensors, whole, label, addresses)
         for chunk in site.staged:
@@ -178,7 +178,7 @@ class Statistics:
     def _flush(self) -> None:
         """Has everything written that was seen until now."""
         self._flushed = time.monotonic()
-        stages: list[Stage | fused.Stage] = [*self._stages.values(), *self._fused_stages.values()]
+        stages: list[Stage | digests.Stage] = [*self._stages.values(), *self._fused_stages.values()]
         for stage in stages:
             try:
                 stage.flush(to_the_end=True)

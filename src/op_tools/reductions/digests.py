@@ -18,12 +18,11 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools import messages
 from op_tools.recording import digest
 from op_tools.recording.marks import OnTheWay, marker_of, stream_of
 from op_tools.recording.staging import staged_as
 from op_tools.recording.writer import Writer
-from op_tools.reductions.compiled import CompileError, Kernel, kernel
+from op_tools.reductions.compiled import CompileError, Kernel, can_be_used, kernel
 from op_tools.tensors import with_memory
 
 # as in digest.cu
@@ -154,11 +153,7 @@ class Stage:
         if self._items_of is not chunk:
             self._table[_ITEMS_AT : _ITEMS_AT + len(chunk.items)] = chunk.items
             self._items_of = chunk
-        if torch.cuda.current_device() == self._device.index:
-            self._kernel.launch(chunk.blocks, _THREADS, self._argument, self._stream)
-        else:
-            with torch.cuda.device(self._device):
-                self._kernel.launch(chunk.blocks, _THREADS, self._argument, self._stream)
+        self._kernel.launch(chunk.blocks, _THREADS, self._argument, self._stream)
         self._used += count
         self._labels.append((label, chunk.numbers))
 
@@ -200,15 +195,7 @@ def _kernel(device: int) -> Kernel:
 @cache
 def can_digest(device: torch.device) -> bool:
     """Whether the kernel is there for this device, and agrees with torch on a few tensors."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return False
-    try:
-        _try_out(device)
-    except (CompileError, RuntimeError, OSError, AttributeError) as error:
-        reason = str(error).partition("\n")[0]
-        messages.complain_once("fused", text=f"OpCapture takes torch's kernels for statistics, more slowly: {reason}")
-        return False
-    return True
+    return can_be_used(device, _try_out, "OpCapture takes torch's kernels for statistics, more slowly")
 
 
 def _try_out(device: torch.device) -> None:
