@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from op_tools.where import Where
 
-_ids = itertools.count(1)
+ids = itertools.count(1)
 
 
 class OpCall:
@@ -27,7 +27,7 @@ class OpCall:
         where: Where,
         step: int,
     ) -> None:
-        self.id = next(_ids)
+        self.id = next(ids)
         self.name = name
         self.func = func
         self.args = args

@@ -120,6 +120,7 @@ class Plan:
         "moves",
         "name",
         "print_stack",
+        "shortcut",
         "skipping",
         "watchers",
         "watches_gradients",
@@ -144,6 +145,7 @@ class Plan:
         self.moves = name in MOVES
         self.print_stack = any(tool.print_stack for tool in chosen)
         self.announced = False
+        self.shortcut: Callable[..., Any] | None = None
 
     def announce(self) -> bool:
         """Says which tools apply, at the first call that concerns them. False when none does."""
@@ -154,7 +156,22 @@ class Plan:
         for tool in (*self.watchers, *self.changers):
             if tool.verbose >= 1 and tool.condition is None:
                 announce_applied(tool, self.name)
+        self._find_shortcut()
         return bool(self.watchers or self.changers)
+
+    def _find_shortcut(self) -> None:
+        special = self.conditional or self.print_stack or self.inside_mode
+        if special or self.changers or len(self.watchers) != 1:
+            return
+        tool, name, func = self.watchers[0], self.name, self.key
+
+        def report(error: Exception) -> None:
+            _report(tool, OpCall(name, func, (), {}, where.here(1), STEPS.current), error)
+
+        self.shortcut = tool.shortcut(name, report, OTHERWISE)
+
+
+OTHERWISE = object()
 
 
 def announce_applied(tool: Tool, name: str) -> None:
@@ -186,13 +203,17 @@ class Mode(TorchFunctionMode):
         plan: Any = self._plans.get(func, _UNDECIDED)
         if plan is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if func in autograd.RUN_BACKWARD:
-            with autograd.backward_seen_by(self):
-                return func(*args, **(kwargs or {}))
         if plan is _UNDECIDED:
+            if func in autograd.RUN_BACKWARD:
+                with autograd.backward_seen_by(self):
+                    return func(*args, **(kwargs or {}))
             plan = self._session.decide(func)
             if plan is None:
                 return func(*args, **(kwargs or {}))
+        if plan.shortcut is not None:
+            result = plan.shortcut(func, args, kwargs or {})
+            if result is not OTHERWISE:
+                return result
         return through_tools(self._plans, plan, func, args, kwargs or {})
 
     def function_applied(self, function: type, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -123,6 +123,13 @@ class Tool:
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
         """Called in backward with the gradients at the op's edge. `call` has let go of its tensors."""
 
+    def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any] | None:
+        """Where it is the only tool for an op: what takes (func, args, kwargs) the whole way, if there is such.
+
+        It returns `otherwise`, with nothing done, for a call that must go the usual way.
+        """
+        return None
+
     def begins(self, call: OpCall, state: Any) -> None:
         """Called before each autograd node of the op, in backward."""
 

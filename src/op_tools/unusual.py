@@ -78,6 +78,11 @@ def reason(place: Place) -> str | None:
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
+def for_helper() -> tuple[Any, ...]:
+    """The classes of tensors that are known, and questions: what has another answer than no is unusual."""
+    return _is_plain, (_tracing, _functorch, _capturing, _dispatch_modes)
+
+
 def modes_aside(also_function_modes: bool) -> Callable[..., Any] | None:
     """How the tools compute where modes are on: what they do is no business of a FLOP counter or of checkpointing.
 

@@ -113,18 +113,17 @@ class RecordedWhere(Where):
 
 
 NOWHERE = Where(None, 0, "", None)
-_pretended: Where | None = None
+_pretended: list[Where] = []
 
 
 @contextmanager
 def pretended(where: Where) -> Iterator[None]:
     """While a captured call is run again, its place is the one in the user's program, not ours."""
-    global _pretended
-    _pretended = where
+    _pretended.append(where)
     try:
         yield
     finally:
-        _pretended = None
+        _pretended.pop()
 
 
 _find_frame: Callable[[dict[str, bool], CodeType], tuple[CodeType, int, Any] | None] | None = None
@@ -136,10 +135,21 @@ def choose_way(helper: Any) -> None:
     _find_frame = None if helper is None else helper.find_frame
 
 
+def for_helper() -> tuple[Any, ...]:
+    """What the C++ helper needs to put a place into words that has been put into words before; and `words`."""
+    return _is_users_file, _CALLS_FORWARD, _lines, _paths, words, _pretended
+
+
+def words(code: CodeType, instruction: int, module: Any) -> tuple[str, str]:
+    """The line and the module, for the helper."""
+    where = Where(code, instruction, "" if module is None else _path_of_module(module), None)
+    return where.line(), where.module
+
+
 def here(depth: int, with_stack: bool = False) -> Where:
     """The user's code that is running: the first frame above `depth` that is neither torch's nor ours."""
-    if _pretended is not None:
-        return _pretended
+    if _pretended:
+        return _pretended[-1]
     found = None if _find_frame is None or with_stack else _find_frame(_is_users_file, _CALLS_FORWARD)
     if found is not None:
         return Where(found[0], found[1], "" if found[2] is None else _path_of_module(found[2]), None)

@@ -103,9 +103,8 @@ def test_compiled_autograd_leaves_the_hooks_out():
     x = torch.ones(3, requires_grad=True)
     edges = native.library().edges_of_inputs((x,), {})
     result = x.exp()
-    assert edges.watch(
-        result, None, False, (native.library().Timer(None, 0, None, None).begin(1, 0, "exp", "", "", (x,), {}),)
-    )
+    timer = native.library().Timer(None, 0, None, None, None, 0)
+    assert edges.watch(result, None, False, (timer.begin(1, 0, "exp", "", "", (x,), {}),))
     with enable(lambda graph: graph):
         result.sum().backward()
     assert torch.equal(x.grad, x.detach().exp())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from ditorch.demo import GPT, batches
 from ditorch.sim import faults
 from op_tools.errors import SettingError
 from op_tools.timing import clock, ledger, signature
+from op_tools.tool import STEPS
 
 CONTRACT = [
     "name",
@@ -184,6 +187,133 @@ class TestTable:
         with op_tools.OpTimeMeasure():
             pass
         assert not Path("op_tools_results").exists()
+
+
+@pytest.fixture
+def calls_in_python(monkeypatch):
+    """Names of calls that go through Python."""
+    seen = []
+
+    def before(tool, call, original=op_tools.OpTimeMeasure.before):
+        seen.append(call.name)
+        return original(tool, call)
+
+    monkeypatch.setattr(op_tools.OpTimeMeasure, "before", before)
+    return seen
+
+
+@pytest.fixture
+def with_shortcut(way):
+    if way == "python":
+        pytest.skip("there is none in Python")
+
+
+UNLIKE = ("forward_id", "forward_elasped", "backward_elasped", "forward_host_elasped", "backward_host_elasped")
+
+
+def likeness(rows):
+    """Rows without what differs from run to run."""
+    return sorted(tuple(value for key, value in row.items() if key not in UNLIKE) for row in rows)
+
+
+@pytest.mark.usefixtures("with_shortcut")
+class TestShortcut:
+    """A second call of an op that nothing else watches takes no Python of ours."""
+
+    def test_rows_are_those_of_the_way_through_python(self, device, calls_in_python):
+        def steps():
+            model = GPT(vocabulary=512, width=16, heads=2, layers=2, length=8).to(device)
+            optimizer = torch.optim.AdamW(model.parameters())
+            with op_tools.OpTimeMeasure(verbose=0):
+                for tokens, targets in itertools.islice(batches(2, 8), 3):
+                    optimizer.zero_grad()
+                    model.loss(tokens.to(device), targets.to(device)).backward()
+                    optimizer.step()
+                    op_tools.step()
+
+        steps()
+        (with_it,) = tables()
+        few = len(calls_in_python)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(op_tools.OpTimeMeasure, "shortcut", lambda self, name, report, otherwise: None)
+            patch.setattr(STEPS, "current", STEPS.current - 3)
+            steps()
+        without = tables()[-1]
+        assert likeness(with_it) == likeness(without)
+        assert [row["backward_elasped"] != "" for row in with_it].count(True) > 20
+        assert few < (len(calls_in_python) - few) / 2
+
+    def test_only_the_first_call_goes_through_python(self, device, calls_in_python):
+        x = torch.ones(3, device=device)
+        with op_tools.OpTimeMeasure(verbose=0):
+            for _ in range(5):
+                x.exp()
+        assert calls_in_python == ["torch.Tensor.exp"]
+        assert [row["name"] for row in table()] == ["torch.Tensor.exp"] * 5
+
+    def test_an_error_of_the_op_goes_on_to_the_user(self, device):
+        x = torch.ones(3, device=device)
+        with op_tools.OpTimeMeasure(verbose=0):
+            for _ in range(3):
+                x.reshape(3)
+                with pytest.raises(RuntimeError, match="invalid for input of size 3"):
+                    x.reshape(7)
+        assert len(table()) == 3
+
+    def test_an_operator_that_is_not_for_these_operands(self, device):
+        class Other:
+            def __radd__(self, left):
+                return "mine"
+
+        x = torch.ones(3, device=device)
+        with op_tools.OpTimeMeasure(verbose=0):
+            assert [x + Other() for _ in range(3)] == ["mine"] * 3
+
+    def test_calls_that_are_left_alone_are(self, device):
+        x = torch.ones(3, device=device)
+        with op_tools.OpTimeMeasure(verbose=0):
+            x.exp()
+            torch.ones(3).exp()
+            torch.ones(3, device="meta").exp()
+            torch.func.vmap(torch.Tensor.exp)(x)
+        assert len(table()) == 1
+
+    def test_another_tool_beside_it_sees_every_call(self, device):
+        x = torch.ones(3, device=device)
+        with op_tools.OpTimeMeasure(verbose=0), op_tools.OpCapture(verbose=0, mode="statistics"):
+            x.exp()
+            x.exp()
+        with op_tools.OpTimeMeasure(verbose=0):
+            x.exp()
+            with op_tools.OpFallback(verbose=0):
+                x.exp()
+        assert [len(rows) for rows in tables()] == [2, 2]
+
+    def test_a_failure_of_ours_is_said_and_ends_nothing(self, device, monkeypatch, capsys):
+        class Strange(int):
+            pass
+
+        def fails(*arguments):
+            raise ValueError("cannot describe it")
+
+        x = torch.ones(3, 2, device=device)
+        monkeypatch.setattr(signature, "of_call", fails)
+        with op_tools.OpTimeMeasure():
+            x.sum(0)
+            result = x.sum(Strange(1))
+        assert torch.equal(result.cpu(), torch.full((3,), 2.0))
+        assert "OpTimeMeasure could not deal with torch.Tensor.sum" in capsys.readouterr().err
+        assert len(table()) == 1
+
+    def test_nothing_is_left_of_a_tool_that_has_stopped(self, device):
+        x = torch.ones(3, device=device, requires_grad=True)
+        with op_tools.OpTimeMeasure(verbose=0) as tool:
+            for _ in range(3):
+                x.exp().sum().backward()
+        known = weakref.ref(tool)
+        del tool
+        gc.collect()
+        assert known() is None
 
 
 @pytest.fixture
@@ -534,7 +664,7 @@ op_tools.OpTimeMeasure(verbose=0).start()
 while True:
     x.exp().sum().backward()
     x.sum().item()
-    if len(list(Path("op_tools_results").rglob("*.*"))) == 2:
+    if [bool(path.stat().st_size) for path in Path("op_tools_results").rglob("*.*")] == [True, True]:
         print("ready", flush=True)
 """
         child = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)

@@ -97,7 +97,6 @@ class Book:
         self.rows = rows.CsvFile(csv, COLUMNS, most_rows)
         self.trace = TraceFile(csv.with_suffix(".json"), most_events)
         self.totals: dict[str, Total] = {}
-        self._until_read = READ_AT // 3  # calls; each makes three entries: forward, backward, gradients have flowed
         self._reading = threading.Lock()
 
     def begin(self, call: OpCall) -> Any:
@@ -107,6 +106,10 @@ class Book:
     def end(self, span: Any, result: Any) -> bool:
         """Right after the op. Will gradients flow?"""
         raise NotImplementedError
+
+    def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any] | None:
+        """See Tool.shortcut."""
+        return None
 
     def close(self) -> None:
         """Waits for the device and writes everything."""
@@ -120,21 +123,15 @@ class Book:
         """Takes in what the device has passed: the older half, which costs no waiting, or everything."""
         if self._reading.acquire(blocking=everything):
             try:
-                self._until_read = self.take(everything)
+                self.take(everything)
             finally:
                 self._reading.release()
 
-    def take(self, everything: bool) -> int:
-        """Returns after how many calls to read again."""
+    def take(self, everything: bool) -> None:
         raise NotImplementedError
 
     def sum_up(self) -> None:
         """Everything has been read."""
-
-    def call_ended(self) -> None:
-        self._until_read -= 1
-        if self._until_read <= 0:
-            self.read()
 
 
 class Ledger(Book):
@@ -147,6 +144,7 @@ class Ledger(Book):
         self.timer: Timer = Timer()
         self._row_written = row_written
         self._waiting: dict[int, Timing] = {}
+        self._until_read = READ_AT // 3  # calls; each makes three entries: forward, backward, gradients have flowed
 
     def begin(self, call: OpCall) -> Span:
         return self.timer.begin(Timing(call, signature.of_call(call.args, call.kwargs)), call.args, call.kwargs)
@@ -160,7 +158,9 @@ class Ledger(Book):
             if len(self._waiting) > MOST_WAITING:
                 self.read()  # some of their gradients may have flowed
                 self._give_up_waiting(len(self._waiting) - MOST_WAITING * 9 // 10)
-        self.call_ended()
+        self._until_read -= 1
+        if self._until_read <= 0:
+            self.read()
         return will_flow
 
     def _give_up_waiting(self, count: int) -> None:
@@ -172,7 +172,7 @@ class Ledger(Book):
     def sum_up(self) -> None:
         self._give_up_waiting(len(self._waiting))
 
-    def take(self, everything: bool) -> int:
+    def take(self, everything: bool) -> None:
         unread = self.timer.unread()
         entries = self.timer.take(everything, everything or unread >= MOST_UNREAD)
         for entry in entries:
@@ -182,7 +182,7 @@ class Ledger(Book):
                 self._write(timing, inputs, outputs)
             else:
                 self._take_in(*entry)
-        return max(READ_AT, unread - len(entries) + READ_AT // 2) // 3
+        self._until_read = max(READ_AT, unread - len(entries) + READ_AT // 2) // 3
 
     def _take_in(
         self,

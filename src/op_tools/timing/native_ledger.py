@@ -6,12 +6,14 @@ Reading takes a third of what measuring costs, and C++ needs no lock of Python's
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
-from op_tools.call import OpCall
+from op_tools import unusual, where
+from op_tools.call import OpCall, ids
 from op_tools.recording.writer import Writer
 from op_tools.timing import ledger, signature
 from op_tools.timing.ledger import Book, Total
+from op_tools.tool import STEPS
 
 
 class NativeLedger(Book):
@@ -19,34 +21,38 @@ class NativeLedger(Book):
 
     def __init__(self, helper: Any, csv: Path, most_rows: int, most_events: int) -> None:
         super().__init__(csv, most_rows, most_events)
-        self.timer = helper.Timer(self.trace, most_events, signature.of_call, signature.of)
         self._reader = Writer("OpTimeMeasure")
+        self._helper = helper
+        self.timer = helper.Timer(
+            self.trace, most_events, signature.of_call, signature.of, self._read_soon, ledger.READ_AT // 3
+        )
 
     def begin(self, call: OpCall) -> Any:
-        where = call.where
-        return self.timer.begin(call.id, call.step, call.name, where.module, where.line(), call.args, call.kwargs)
+        module, line = call.where.module, call.where.line()
+        return self.timer.begin(call.id, call.step, call.name, module, line, call.args, call.kwargs)
 
     def end(self, span: Any, result: Any) -> bool:
         will_flow: bool = span.finish(result)
-        self.call_ended()
         return will_flow
 
-    def call_ended(self) -> None:
-        self._until_read -= 1
-        if self._until_read <= 0:
-            self._until_read = ledger.READ_AT // 3
-            self._reader.add(self.read)
+    def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any]:
+        """What takes a whole call of this op through C++ (native/csrc/shortcut.h)."""
+        around = (*unusual.for_helper(), *where.for_helper(), ids, STEPS)
+        way: Callable[..., Any] = self._helper.Shortcut(self.timer, name, report, otherwise, around).call
+        return way
+
+    def _read_soon(self) -> None:
+        self._reader.add(self.read)
 
     def close(self) -> None:
         self._reader.close()
         super().close()
 
-    def take(self, everything: bool) -> int:
+    def take(self, everything: bool) -> None:
         self.timer.read(everything, ledger.MOST_UNREAD, ledger.MOST_WAITING)
         rows, row_count, lines, line_count = self.timer.fetch()
         self.rows.add_lines(rows, row_count)
         self.trace.add_lines(lines, line_count)
-        return ledger.READ_AT // 3
 
     def sum_up(self) -> None:
         self.totals = {name: Total(*sums) for name, sums in self.timer.totals().items()}

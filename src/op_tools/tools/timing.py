@@ -16,7 +16,7 @@ except at OP_TOOLS_VERBOSE=2, which shows each call at once.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, Callable
 
 from op_tools import messages, native, paths, settings, show, trees
 from op_tools.call import OpCall
@@ -67,6 +67,9 @@ class OpTimeMeasure(Tool):
             messages.say(f"op elasped info saved to {ledger.rows.path}")
         if self.verbose >= 1 and ledger.trace.written:
             messages.say(f"op trace for https://ui.perfetto.dev saved to {ledger.trace.path}")
+
+    def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any] | None:
+        return self._ledger.shortcut(name, report, otherwise)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@
 
 #include "python.h"
 
+#include "calls.h"
 #include "describe.h"
-#include "timer.h"
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/engine.h>
@@ -338,28 +338,34 @@ class Subgraph {
   std::unordered_set<const Node*> known_;
 };
 
+// Has what flows through the call that has just run recorded. False where there will be no backward pass.
+inline bool watch(const std::vector<Input>& inputs, uint64_t since, PyObject* result, python::Reference listener,
+                  bool tells_nodes, std::vector<Watch> watches) {
+  Subgraph subgraph(inputs, since, result);
+  if (subgraph.is_empty()) return false;
+  const bool timed = tells_nodes || !watches.empty();
+  subgraph.hook(std::make_shared<Record>(std::move(listener), tells_nodes, std::move(watches), inputs.size(),
+                                         subgraph.outputs()),
+                timed);
+  return true;
+}
+
 // watch(result, listener or None, tells nodes, spans) -> False where there will be no backward pass
-inline PyObject* watch(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+inline PyObject* watch_from_python(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 4) {
     PyErr_SetString(PyExc_TypeError, "watch(result, listener, tells_nodes, spans)");
     return nullptr;
   }
   HANDLE_TH_ERRORS
   auto* object = reinterpret_cast<EdgesObject*>(self);
-  Subgraph subgraph(object->inputs, object->since, arguments[0]);
-  if (subgraph.is_empty()) Py_RETURN_FALSE;
-  const bool tells_nodes = arguments[2] == Py_True;
   std::vector<Watch> watches;
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(arguments[3]); ++index) {
-    auto* span = reinterpret_cast<timer::SpanObject*>(PyTuple_GET_ITEM(arguments[3], index));
-    watches.push_back({span->timer, span->call, span->clock});
+    const auto& timed = reinterpret_cast<timer::SpanObject*>(PyTuple_GET_ITEM(arguments[3], index))->timed;
+    watches.push_back({timed.timer, timed.call, timed.clock});
   }
-  const bool timed = tells_nodes || !watches.empty();
   auto listener = arguments[1] == Py_None ? nullptr : python::hold(arguments[1]);
-  subgraph.hook(std::make_shared<Record>(std::move(listener), tells_nodes, std::move(watches), object->inputs.size(),
-                                         subgraph.outputs()),
-                timed);
-  Py_RETURN_TRUE;
+  return PyBool_FromLong(watch(object->inputs, object->since, arguments[0], std::move(listener),
+                               arguments[2] == Py_True, std::move(watches)));
   END_HANDLE_TH_ERRORS
 }
 
@@ -372,7 +378,7 @@ inline void free_edges(PyObject* self) {
 
 inline bool add_to(PyObject* module) {
   static PyMethodDef methods[] = {
-      {"watch", timer::method(watch), METH_FASTCALL, "(result, listener, tells_nodes, spans) -> will gradients flow?"},
+      {"watch", python::method(watch_from_python), METH_FASTCALL, "(result, listener, tells_nodes, spans) -> will gradients flow?"},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyType_Slot slots[] = {

@@ -17,11 +17,11 @@ inline pybind11::object code_of(const Frame& frame) {
       reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
 }
 
-inline PyObject* instruction_of(const Frame& frame) {
+inline long instruction_of(const Frame& frame) {
 #if PY_VERSION_HEX >= 0x030B0000
-  return PyLong_FromLong(PyFrame_GetLasti(reinterpret_cast<PyFrameObject*>(frame.ptr())));
+  return PyFrame_GetLasti(reinterpret_cast<PyFrameObject*>(frame.ptr()));
 #else
-  return PyObject_GetAttrString(frame.ptr(), "f_lasti");
+  return frame.attr("f_lasti").cast<long>();
 #endif
 }
 
@@ -40,34 +40,45 @@ inline pybind11::object self_of(const Frame& frame) {
   return pybind11::reinterpret_steal<pybind11::object>(found);
 }
 
-// find(files, calls_forward) -> (code, instruction, module or None) of the first frame whose file is the user's own, and
-// the module whose forward it is in; None where a file is not known yet, or no frame is the user's. `files` tells of
-// each file whether it is the user's; `calls_forward` is the code that runs a module's forward, whose self it is.
-inline PyObject* find(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 2 || !PyDict_Check(arguments[0])) {
-    PyErr_SetString(PyExc_TypeError, "find(files, calls_forward)");
-    return nullptr;
-  }
+// A place in the user's program.
+struct Place {
+  pybind11::object code, module;  // module: None where it is in none
+  long instruction = 0;
+};
+
+// The first frame whose file is the user's own, and the module whose forward it is in. False where a file is not known
+// yet, or no frame is the user's. `files` tells of each file whether it is the user's; `calls_forward` is the code that
+// runs a module's forward, whose self it is.
+inline bool find(PyObject* files, PyObject* calls_forward, Place& place) {
   auto frame = pybind11::reinterpret_borrow<Frame>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
-  Frame users;
-  pybind11::object module;
   for (; frame; frame = above(frame)) {
-    const auto code = code_of(frame);
-    if (code.ptr() == arguments[1]) {
-      if (!module) module = self_of(frame);  // the innermost
-      if (users) break;
-    } else if (!users) {
-      PyObject* known = PyDict_GetItem(arguments[0], reinterpret_cast<PyCodeObject*>(code.ptr())->co_filename);
-      if (known == nullptr) Py_RETURN_NONE;
+    auto code = code_of(frame);
+    if (code.ptr() == calls_forward) {
+      if (!place.module) place.module = self_of(frame);  // the innermost
+      if (place.code) break;
+    } else if (!place.code) {
+      PyObject* known = PyDict_GetItem(files, reinterpret_cast<PyCodeObject*>(code.ptr())->co_filename);
+      if (known == nullptr) return false;
       if (known == Py_True) {
-        users = frame;
-        if (module) break;
+        place.code = std::move(code);
+        place.instruction = instruction_of(frame);
+        if (place.module) break;
       }
     }
   }
-  if (!users) Py_RETURN_NONE;
-  if (!module) module = pybind11::none();
-  return Py_BuildValue("(ONO)", code_of(users).ptr(), instruction_of(users), module.ptr());
+  if (!place.module) place.module = pybind11::none();
+  return static_cast<bool>(place.code);
+}
+
+// find_frame(files, calls_forward) -> (code, instruction, module or None), or None
+inline PyObject* find_frame(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2 || !PyDict_Check(arguments[0])) {
+    PyErr_SetString(PyExc_TypeError, "find_frame(files, calls_forward)");
+    return nullptr;
+  }
+  Place place;
+  if (!find(arguments[0], arguments[1], place)) Py_RETURN_NONE;
+  return Py_BuildValue("(OlO)", place.code.ptr(), place.instruction, place.module.ptr());
 }
 
 }  // namespace frames

@@ -1,15 +1,16 @@
 // What is asked of every op call and of every autograd node, without Python: op_tools works the same without it, slower.
 //
 // In reading order: python.h (objects of Python's, held by threads of autograd's), describe.h (arguments in words),
-// book.h and timer.h (the clock of OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h (where in the program a call is), notes.h
-// (the tensors of a call), rows.h (tables of arguments), lists.h (many tensors at once), checksum.h, and here the module.
+// book.h, timer.h and calls.h (the clock of OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h
+// (where in the program a call is), shortcut.h (the whole way of a call that is only timed), notes.h (the tensors of a
+// call), rows.h (tables of arguments), lists.h (many tensors at once), checksum.h, and here the module.
 #include "python.h"
 
 #include "describe.h"
-#include "timer.h"
-
+#include "calls.h"
 #include "edges.h"
 #include "frames.h"
+#include "shortcut.h"
 #include "notes.h"
 #include "rows.h"
 #include "lists.h"
@@ -34,20 +35,20 @@ PyObject* describe_value(PyObject*, PyObject* value) {
 }
 
 PyMethodDef functions[] = {
-    {"edges_of_inputs", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(edges::of_inputs)), METH_FASTCALL,
+    {"edges_of_inputs", python::method(edges::of_inputs), METH_FASTCALL,
      "(args, kwargs) -> Edges, or None where no gradient will flow"},
-    {"describe_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(describe_call)), METH_FASTCALL,
+    {"describe_call", python::method(describe_call), METH_FASTCALL,
      "(args, kwargs) -> their text in JSON, or None where Python has to put it into words"},
     {"describe", describe_value, METH_O, "one value, likewise"},
-    {"find_frame", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(frames::find)), METH_FASTCALL,
+    {"find_frame", python::method(frames::find_frame), METH_FASTCALL,
      "(files, calls_forward) -> (code, instruction, module) of the user's code that is running, or None"},
-    {"row_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(rows::row_key)), METH_FASTCALL,
+    {"row_key", python::method(rows::row_key), METH_FASTCALL,
      "(args, kwargs) -> (what the rows of a table tell, addresses, numbers), or None where Python has to look"},
-    {"row_widths", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(rows::row_widths)), METH_FASTCALL,
+    {"row_widths", python::method(rows::row_widths), METH_FASTCALL,
      "(addresses, numbers) -> how many letters each takes"},
-    {"row_fill", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(rows::row_fill)), METH_FASTCALL,
+    {"row_fill", python::method(rows::row_fill), METH_FASTCALL,
      "(texts, order, addresses, numbers) -> a table with these in its gaps"},
-    {"places_of", timer::method(lists::places_of), METH_FASTCALL,
+    {"places_of", python::method(lists::places_of), METH_FASTCALL,
      "(tensors, piece) -> the table of reductions/largest.cu, or None where a tensor has gaps"},
     {"state_of", lists::state_of, METH_O,
      "tensors of one device and dtype -> (versions, bytes, dtype), or None where Python has to look at each"},
@@ -61,6 +62,7 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "op_tools_native", nullptr, -1, fun
 
 PyMODINIT_FUNC PyInit_op_tools_native() {
   PyObject* made = PyModule_Create(&module);
-  if (made == nullptr || !edges::add_to(made) || !timer::add_to(made) || !checksum::add_to(made)) return nullptr;
-  return made;
+  const bool is_whole = made != nullptr && edges::add_to(made) && timer::add_to(made) && shortcut::add_to(made) &&
+                        checksum::add_to(made);
+  return is_whole ? made : nullptr;
 }

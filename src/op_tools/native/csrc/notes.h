@@ -196,18 +196,13 @@ inline PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t coun
   END_HANDLE_TH_ERRORS
 }
 
-template <typename Function>
-PyCFunction fast(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
 }  // namespace notes
 
 // For the module's table of functions.
 #define NOTES_FUNCTIONS                                                                                        \
-  {"note", notes::fast(notes::note), METH_FASTCALL, "(args, kwargs) -> (key, tensors, addresses), or None"},   \
+  {"note", python::method(notes::note), METH_FASTCALL, "(args, kwargs) -> (key, tensors, addresses), or None"},   \
       {"memory_of_tensors", notes::new_memory, METH_NOARGS, "() -> what the three below take"},                \
       {"forget_tensors", notes::forget, METH_O, "(memory)"},                                                   \
-      {"find_tensors", notes::fast(notes::find), METH_FASTCALL, "(memory, tensors) -> (numbers, lines), or None"}, \
-      {"remember_tensors", notes::fast(notes::remember), METH_FASTCALL,                                        \
+      {"find_tensors", python::method(notes::find), METH_FASTCALL, "(memory, tensors) -> (numbers, lines), or None"}, \
+      {"remember_tensors", python::method(notes::remember), METH_FASTCALL,                                        \
        "(memory, tensors, what find_tensors gave, description, forward_id, changed)"},

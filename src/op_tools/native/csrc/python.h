@@ -60,6 +60,12 @@ bool each_tensor(PyObject* value, const Visit& visit) {
   return true;
 }
 
+// As a table of methods wants it.
+template <typename Function>
+PyCFunction method(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
 inline PyObject* text(const std::string& value) {
   return PyUnicode_FromStringAndSize(value.data(), static_cast<Py_ssize_t>(value.size()));
 }

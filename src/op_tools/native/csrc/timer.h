@@ -7,9 +7,7 @@
 #include "python.h"
 
 #include "book.h"
-#include "describe.h"
 
-#include <ATen/core/grad_mode.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pthread.h>
@@ -184,6 +182,7 @@ class Timer {
   // Nobody listens any more; hooks on graphs that are still there do nothing.
   void close() {
     is_closed_ = true;
+    read_soon = nullptr;
   }
 
   std::shared_ptr<Span> begin(std::shared_ptr<Call> call, bool backward, DeviceClock* clock, bool may_vanish) {
@@ -279,11 +278,22 @@ class Timer {
     return {};
   }
 
-  Timer(python::Reference trace, int64_t most_lines, python::Reference describe_call, python::Reference describe)
-      : book(std::move(trace), most_lines), describe_call(std::move(describe_call)), describe(std::move(describe)) {}
+  // `read_soon` is called now and then: when `read_every` more calls have been added.
+  Timer(python::Reference trace, int64_t most_lines, python::Reference describe_call, python::Reference describe,
+        python::Reference read_soon, int64_t read_every)
+      : book(std::move(trace), most_lines),
+        describe_call(std::move(describe_call)),
+        describe(std::move(describe)),
+        read_soon(std::move(read_soon)),
+        read_every_(read_every) {}
+
+  bool is_time_to_read() {
+    return read_soon != nullptr && ++calls_ % read_every_ == 0;
+  }
 
   Book book;
   const python::Reference describe_call, describe;  // in Python, for what C++ cannot put into words
+  python::Reference read_soon;  // under Python's lock
   std::optional<c10::Device> latest;  // an op that makes its tensors: they will be where the last ones were
 
  private:
@@ -317,280 +327,12 @@ class Timer {
     return true;
   }
 
+  const int64_t read_every_;
+  std::atomic<int64_t> calls_{0};
   std::atomic<bool> is_closed_{false};
   std::mutex mutex_;
   std::unordered_map<uint64_t, Thread> threads_;
   std::deque<Entry> entries_;
 };
-
-// ---- for Python ------------------------------------------------------------------------------------------------------
-
-struct TimerObject {
-  PyObject_HEAD
-  std::shared_ptr<Timer> timer;
-};
-
-// One call on its way: made before it runs, finished after, and in backward the one that its nodes belong to.
-struct SpanObject {
-  PyObject_HEAD
-  std::shared_ptr<Timer> timer;
-  std::shared_ptr<Span> span;
-  std::shared_ptr<Call> call;
-  DeviceClock* clock;
-  bool is_guess;
-};
-
-inline PyTypeObject* span_type = nullptr;
-
-inline std::optional<c10::Device> device_among(PyObject* value) {
-  std::optional<c10::Device> device;
-  python::each_tensor(value, [&](const at::Tensor& tensor) {
-    if (tensor.device().is_cpu()) return true;
-    device = tensor.device();
-    return false;
-  });
-  return device;
-}
-
-inline std::string as_string(PyObject* value) {
-  Py_ssize_t length = 0;
-  const char* letters = PyUnicode_AsUTF8AndSize(value, &length);
-  if (letters == nullptr) throw python_error();
-  return {letters, static_cast<size_t>(length)};
-}
-
-// What C++ cannot put into words is put into words by Python.
-inline std::string described_by(const python::Reference& function, PyObject* first, PyObject* second = nullptr) {
-  auto text = pybind11::reinterpret_steal<pybind11::object>(
-      PyObject_CallFunctionObjArgs(function->get(), first, second, nullptr));
-  if (!text) throw python_error();
-  return as_string(text.ptr());
-}
-
-// begin(id, step, name, module, line, args, kwargs) -> Span
-inline PyObject* begin(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 7) {
-    PyErr_SetString(PyExc_TypeError, "begin(id, step, name, module, line, args, kwargs)");
-    return nullptr;
-  }
-  HANDLE_TH_ERRORS
-  auto& timer = reinterpret_cast<TimerObject*>(self)->timer;
-  PyObject *args = arguments[5], *kwargs = arguments[6];
-  auto call = std::make_shared<Call>();
-  call->id = PyLong_AsLongLong(arguments[0]);
-  call->step = PyLong_AsLongLong(arguments[1]);
-  call->name = as_string(arguments[2]);
-  call->module = as_string(arguments[3]);
-  call->line = as_string(arguments[4]);
-  if (!describe::call(args, kwargs, call->inputs)) call->inputs = described_by(timer->describe_call, args, kwargs);
-  auto device = device_among(args);
-  if (!device) device = device_among(kwargs);
-  if (device) timer->latest = device;
-  auto* made = PyObject_New(SpanObject, span_type);
-  if (made == nullptr) return nullptr;
-  new (&made->timer) std::shared_ptr<Timer>(timer);
-  new (&made->span) std::shared_ptr<Span>();
-  new (&made->call) std::shared_ptr<Call>(std::move(call));
-  made->is_guess = !device;
-  made->clock = timer->latest ? clock_of(*timer->latest) : nullptr;
-  made->span = timer->begin(made->call, false, made->clock, made->is_guess);
-  return reinterpret_cast<PyObject*>(made);
-  END_HANDLE_TH_ERRORS
-}
-
-// finish(result) -> will gradients flow?
-inline PyObject* finish(PyObject* self, PyObject* result) {
-  HANDLE_TH_ERRORS
-  auto* object = reinterpret_cast<SpanObject*>(self);
-  auto& span = object->span;
-  span->finish();
-  if (!object->is_guess) {
-    object->timer->leave(span);
-  } else {
-    const auto device = device_among(result);
-    if (!device || clock_of(*device) != span->clock) {
-      span->without_events();
-      object->clock = nullptr;
-    }
-  }
-  bool flows = false;
-  if (at::GradMode::is_enabled())
-    python::each_tensor(result, [&](const at::Tensor& tensor) { return !(flows = tensor.requires_grad()); });
-  span->is_last = !flows;
-  if (!describe::value(result, object->call->outputs)) object->call->outputs = described_by(object->timer->describe, result);
-  if (flows) object->timer->book.wait_for(object->call);
-  object->timer->add(std::move(span));
-  return PyBool_FromLong(flows);
-  END_HANDLE_TH_ERRORS
-}
-
-// give_up(): the op raised
-inline PyObject* give_up(PyObject* self, PyObject*) {
-  HANDLE_TH_ERRORS
-  auto* object = reinterpret_cast<SpanObject*>(self);
-  object->span->finish();
-  if (!object->is_guess) object->timer->leave(object->span);
-  object->span->without_events();
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-inline void read_span(Span& span, Book& book) {
-  Stretch read{span.backward, span.is_last, span.inner > 0, span.thread};
-  read.began = read.moment = static_cast<double>(span.began) / 1e3;
-  read.host = read.elapsed = static_cast<double>(span.ended - span.began) / 1e6;
-  read.device = nullptr;
-  if (span.clock != nullptr) {
-    read.device = &span.clock->name;
-    read.stream = span.stream->id();
-    std::tie(read.elapsed, read.moment) =
-        span.clock->read(std::move(span.start), std::move(span.end), read.began, book.wants_trace());
-  }
-  if (span.outer != nullptr) span.outer->inner += read.elapsed;
-  span.outer = nullptr;
-  read.own = std::max(read.elapsed - span.inner, 0.0);
-  book.take_in(*span.call, read);
-}
-
-// read(everything, most_unread, most_waiting): takes in the older half of what there is, where the device has passed it;
-// or everything. A device that is behind by more than `most_unread` is waited for; no more than `most_waiting` calls go
-// on waiting for their gradients.
-inline PyObject* read(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 3) {
-    PyErr_SetString(PyExc_TypeError, "read(everything, most_unread, most_waiting)");
-    return nullptr;
-  }
-  HANDLE_TH_ERRORS
-  auto timer = reinterpret_cast<TimerObject*>(self)->timer;
-  const bool all = arguments[0] == Py_True;
-  const size_t most_unread = PyLong_AsSize_t(arguments[1]), most_waiting = PyLong_AsSize_t(arguments[2]);
-  {
-    pybind11::gil_scoped_release unlocked;  // the device may be waited for, and there may be much to read
-    auto entries = timer->take(all, all || timer->unread() >= most_unread);
-    for (auto& entry : entries) {
-      if (entry.span != nullptr)
-        read_span(*entry.span, timer->book);
-      else
-        timer->book.flowed(*entry.call, entry.inputs, entry.outputs);
-    }
-    timer->book.give_up_waiting(all ? 0 : most_waiting);
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-// fetch() -> (rows, how many, lines of the trace, how many), since it was asked last
-inline PyObject* fetch(PyObject* self, PyObject*) {
-  Book& book = reinterpret_cast<TimerObject*>(self)->timer->book;
-  PyObject* fetched = Py_BuildValue("(s#Ls#L)", book.rows.data(), static_cast<Py_ssize_t>(book.rows.size()),
-                                    static_cast<long long>(book.count_of_rows), book.lines.data(),
-                                    static_cast<Py_ssize_t>(book.lines.size()),
-                                    static_cast<long long>(book.count_of_lines));
-  book.rows.clear();
-  book.lines.clear();
-  book.count_of_rows = book.count_of_lines = 0;
-  return fetched;
-}
-
-// totals() -> {name: (calls, forward, backward, all in all, has inner)}
-inline PyObject* totals(PyObject* self, PyObject*) {
-  PyObject* found = PyDict_New();
-  if (found == nullptr) return nullptr;
-  for (const auto& [name, total] : reinterpret_cast<TimerObject*>(self)->timer->book.totals) {
-    PyObject* sums = Py_BuildValue("(LdddO)", static_cast<long long>(total.calls), total.forward, total.backward,
-                                   total.all_in_all, total.has_inner ? Py_True : Py_False);
-    if (sums == nullptr || PyDict_SetItemString(found, name.c_str(), sums) != 0) {
-      Py_XDECREF(sums);
-      Py_DECREF(found);
-      return nullptr;
-    }
-    Py_DECREF(sums);
-  }
-  return found;
-}
-
-inline PyObject* waiting(PyObject* self, PyObject*) {
-  return PyLong_FromSize_t(reinterpret_cast<TimerObject*>(self)->timer->book.waiting());
-}
-
-inline PyObject* unread(PyObject* self, PyObject*) {
-  return PyLong_FromSize_t(reinterpret_cast<TimerObject*>(self)->timer->unread());
-}
-
-inline PyObject* close(PyObject* self, PyObject*) {
-  reinterpret_cast<TimerObject*>(self)->timer->close();
-  Py_RETURN_NONE;
-}
-
-// Timer(trace, most_lines, describe_call, describe)
-inline PyObject* make_timer(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  PyObject *trace, *describe_call, *describe;
-  long long most_lines;
-  if (!PyArg_ParseTuple(arguments, "OLOO", &trace, &most_lines, &describe_call, &describe)) return nullptr;
-  PyObject* made = type->tp_alloc(type, 0);
-  if (made != nullptr)
-    new (&reinterpret_cast<TimerObject*>(made)->timer) std::shared_ptr<Timer>(std::make_shared<Timer>(
-        python::hold(trace), most_lines, python::hold(describe_call), python::hold(describe)));
-  return made;
-}
-
-inline void free_timer(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  reinterpret_cast<TimerObject*>(self)->timer.~shared_ptr();
-  type->tp_free(self);
-  Py_DECREF(type);
-}
-
-inline void free_span(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  auto* object = reinterpret_cast<SpanObject*>(self);
-  object->span.~shared_ptr();
-  object->call.~shared_ptr();
-  object->timer.~shared_ptr();
-  PyObject_Free(self);
-  Py_DECREF(type);
-}
-
-template <typename Function>
-PyCFunction method(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
-inline bool add_to(PyObject* module) {
-  static PyMethodDef timer_methods[] = {
-      {"begin", method(begin), METH_FASTCALL, "(id, step, name, module, line, args, kwargs) -> Span: before the op"},
-      {"read", method(read), METH_FASTCALL, "(everything, most_unread, most_waiting): takes in what the device has passed"},
-      {"fetch", method(fetch), METH_NOARGS, "-> (rows, how many, lines of the trace, how many), since the last time"},
-      {"totals", method(totals), METH_NOARGS, "-> {name: (calls, forward, backward, all in all, has inner)}"},
-      {"waiting", method(waiting), METH_NOARGS, "how many calls wait for their gradients"},
-      {"close", method(close), METH_NOARGS, "nobody listens any more"},
-      {"unread", method(unread), METH_NOARGS, "how much there is to take"},
-      {nullptr, nullptr, 0, nullptr},
-  };
-  static PyMethodDef span_methods[] = {
-      {"finish", method(finish), METH_O, "(result) -> whether gradients will flow: right after the op"},
-      {"give_up", method(give_up), METH_NOARGS, "the op raised"},
-      {nullptr, nullptr, 0, nullptr},
-  };
-  static PyType_Slot timer_slots[] = {
-      {Py_tp_new, reinterpret_cast<void*>(make_timer)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(free_timer)},
-      {Py_tp_methods, timer_methods},
-      {0, nullptr},
-  };
-  static PyType_Slot span_slots[] = {
-      {Py_tp_dealloc, reinterpret_cast<void*>(free_span)},
-      {Py_tp_methods, span_methods},
-      {0, nullptr},
-  };
-  static PyType_Spec timer_spec = {"op_tools_native.Timer", sizeof(TimerObject), 0, Py_TPFLAGS_DEFAULT, timer_slots};
-  static PyType_Spec span_spec = {"op_tools_native.Span", sizeof(SpanObject), 0, Py_TPFLAGS_DEFAULT, span_slots};
-  PyObject* type = PyType_FromSpec(&timer_spec);
-  span_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&span_spec));
-  if (type == nullptr || span_type == nullptr) return false;
-  Py_INCREF(span_type);
-  return PyModule_AddObject(module, "Timer", type) == 0 &&
-         PyModule_AddObject(module, "Span", reinterpret_cast<PyObject*>(span_type)) == 0;
-}
 
 }  // namespace timer

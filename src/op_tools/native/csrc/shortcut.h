@@ -1,0 +1,240 @@
+// The whole way of an op call that OpTimeMeasure alone watches: what op_tools.intercept does, without a frame of Python's.
+//
+// Calls that are unusual in any way go the other way, which is Python's.
+#pragma once
+
+#include "python.h"
+
+#include "calls.h"
+#include "edges.h"
+#include "frames.h"
+
+namespace shortcut {
+
+using Object = pybind11::object;
+
+inline Object borrowed(PyObject* object) {
+  return pybind11::reinterpret_borrow<Object>(object);
+}
+
+inline Object stolen(PyObject* object) {
+  if (object == nullptr) throw python_error();
+  return pybind11::reinterpret_steal<Object>(object);
+}
+
+// What Python knows about the surroundings of a call; all of it changes while the program runs.
+struct Surroundings {
+  Object plain_classes;  // {class of tensors: whether it is only a name}
+  Object questions;      // functions without arguments: what one answers, None and False apart, is unusual
+  Object files, calls_forward;  // see frames.h
+  Object lines, paths;          // what is in words already, see where.py
+  Object words;                 // (code, instruction, module) -> (line, path) for what is not
+  Object pretended;             // not empty: the place in the program is another one
+  Object ids, steps;            // the next forward_id; steps.current
+};
+
+inline bool is_usual(const Surroundings& around) {
+  if (PyList_GET_SIZE(around.pretended.ptr()) != 0) return false;
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(around.questions.ptr()); ++index) {
+    const auto answer = stolen(PyObject_CallNoArgs(PyTuple_GET_ITEM(around.questions.ptr(), index)));
+    if (answer.ptr() == Py_None || answer.ptr() == Py_False) continue;
+    if (PyObject_IsTrue(answer.ptr()) != 0) return false;
+  }
+  return true;
+}
+
+enum class Found { nothing, device, unusual };
+
+// As op_tools.unusual.place_of: one tensor on an accelerator is enough.
+inline Found look_at(PyObject* value, const Surroundings& around) {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
+  if (python::is_tensor(value)) {
+    if (type != THPVariableClass && PyDict_GetItem(around.plain_classes.ptr(), type) != Py_True) return Found::unusual;
+    const auto device = THPVariable_Unpack(value).device();
+    return device.is_cpu() ? Found::nothing : device.is_meta() ? Found::unusual : Found::device;
+  }
+  if (!PyList_Check(value) && !PyTuple_Check(value)) return Found::nothing;
+  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(value); ++index) {
+    const auto found = look_at(PySequence_Fast_GET_ITEM(value, index), around);
+    if (found != Found::nothing) return found;
+  }
+  return Found::nothing;
+}
+
+inline bool is_on_device(PyObject* args, PyObject* kwargs, const Surroundings& around) {
+  auto found = look_at(args, around);
+  PyObject *key, *value;
+  Py_ssize_t position = 0;
+  while (found == Found::nothing && PyDict_Next(kwargs, &position, &key, &value)) found = look_at(value, around);
+  return found == Found::device;
+}
+
+// The line and the module of a place, in words. Both are known after the first call from there.
+inline std::pair<std::string, std::string> words_of(const frames::Place& place, const Surroundings& around) {
+  PyObject *line = nullptr, *path = nullptr;
+  const auto key = stolen(Py_BuildValue("(Nl)", PyLong_FromVoidPtr(place.code.ptr()), place.instruction));
+  PyObject* known = PyDict_GetItem(around.lines.ptr(), key.ptr());
+  if (known != nullptr && PyTuple_GET_ITEM(known, 0) == place.code.ptr()) line = PyTuple_GET_ITEM(known, 1);
+  const bool is_in_module = !place.module.is_none();
+  if (is_in_module) {
+    const auto identity = stolen(PyLong_FromVoidPtr(place.module.ptr()));
+    known = PyDict_GetItem(around.paths.ptr(), identity.ptr());
+    if (known != nullptr && stolen(PyObject_CallNoArgs(PyTuple_GET_ITEM(known, 0))).is(place.module))
+      path = PyTuple_GET_ITEM(known, 1);
+  }
+  if (line != nullptr && (path != nullptr || !is_in_module))
+    return {timer::as_string(line), path == nullptr ? "" : timer::as_string(path)};
+  const auto both = stolen(PyObject_CallFunction(around.words.ptr(), "OlO", place.code.ptr(), place.instruction,
+                                                 place.module.ptr()));
+  return {timer::as_string(PyTuple_GET_ITEM(both.ptr(), 0)), timer::as_string(PyTuple_GET_ITEM(both.ptr(), 1))};
+}
+
+// One call, between its beginning and its end.
+struct OnTheWay {
+  timer::TimedCall timed;
+  std::vector<edges::Input> inputs;
+  uint64_t since = 0;
+  bool wants_gradients = false;
+};
+
+// The calls of one op.
+struct Shortcut {
+  std::shared_ptr<timer::Timer> timer;
+  std::string name;
+  Object report;  // (error): our own failure, which must not end the user's run
+  Object otherwise;
+  Surroundings around;
+
+  // Nothing where the call must go the other way.
+  std::optional<OnTheWay> begin(PyObject* args, PyObject* kwargs) const {
+    frames::Place place;
+    if (!is_on_device(args, kwargs, around) || !is_usual(around) ||
+        !frames::find(around.files.ptr(), around.calls_forward.ptr(), place))
+      return std::nullopt;
+    OnTheWay call{{timer, std::make_shared<timer::Call>()}};
+    timer::Call& told = *call.timed.call;
+    std::tie(told.line, told.module) = words_of(place, around);
+    told.name = name;
+    told.step = PyLong_AsLongLong(stolen(PyObject_GetAttrString(around.steps.ptr(), "current")).ptr());
+    told.id = PyLong_AsLongLong(stolen(PyIter_Next(around.ids.ptr())).ptr());
+    if (at::GradMode::is_enabled()) {
+      const bool among_args = edges::note(args, call.inputs);
+      call.wants_gradients = edges::note(kwargs, call.inputs) || among_args;
+      call.since = at::sequence_number::peek();
+    }
+    call.timed.begin(args, kwargs);
+    return call;
+  }
+
+  static void end(OnTheWay& call, PyObject* result) {
+    auto& timed = call.timed;
+    if (timed.finish(result) && call.wants_gradients)
+      edges::watch(call.inputs, call.since, result, nullptr, false, {{timed.timer, timed.call, timed.clock}});
+  }
+
+  // Hands the error that is set to whoever reports it.
+  bool report_error() const {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    PyObject* answer = PyObject_CallOneArg(report.ptr(), value == nullptr ? Py_None : value);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    Py_XDECREF(answer);
+    return answer != nullptr;
+  }
+
+  // Runs something of our own; false where it failed, with the error set.
+  template <typename Work>
+  static bool try_to(const Work& work) {
+    const auto tried = [&]() -> PyObject* {
+      HANDLE_TH_ERRORS
+      work();
+      return Py_None;
+      END_HANDLE_TH_ERRORS
+    };
+    return tried() != nullptr;
+  }
+
+  PyObject* call(PyObject* func, PyObject* args, PyObject* kwargs) const {
+    std::optional<OnTheWay> call;
+    if (!try_to([&] { call = begin(args, kwargs); })) return report_error() ? PyObject_Call(func, args, kwargs) : nullptr;
+    if (!call) return otherwise.inc_ref().ptr();
+    PyObject* result = PyObject_Call(func, args, kwargs);
+    if (result == nullptr) {
+      PyObject *type, *value, *traceback;
+      PyErr_Fetch(&type, &value, &traceback);
+      if (!try_to([&] { call->timed.give_up(); })) PyErr_Clear();
+      PyErr_Restore(type, value, traceback);
+      return nullptr;
+    }
+    if (!try_to([&] { end(*call, result); }) && !report_error()) {
+      Py_DECREF(result);
+      return nullptr;
+    }
+    return result;
+  }
+};
+
+// ---- for Python ------------------------------------------------------------------------------------------------------
+
+struct ShortcutObject {
+  PyObject_HEAD
+  Shortcut shortcut;
+};
+
+// Shortcut(timer, name, report, otherwise, surroundings)
+inline PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject *timer, *report, *otherwise, *parts[10];
+  const char* name;
+  if (!PyArg_ParseTuple(arguments, "O!sOO(OOOOOOOOOO)", timer::timer_type, &timer, &name, &report, &otherwise, &parts[0],
+                        &parts[1], &parts[2], &parts[3], &parts[4], &parts[5], &parts[6], &parts[7], &parts[8],
+                        &parts[9]))
+    return nullptr;
+  Surroundings around{borrowed(parts[0]), borrowed(parts[1]), borrowed(parts[2]), borrowed(parts[3]),
+                      borrowed(parts[4]), borrowed(parts[5]), borrowed(parts[6]), borrowed(parts[7]),
+                      borrowed(parts[8]), borrowed(parts[9])};
+  PyObject* made = type->tp_alloc(type, 0);
+  if (made == nullptr) return nullptr;
+  new (&reinterpret_cast<ShortcutObject*>(made)->shortcut)
+      Shortcut{reinterpret_cast<timer::TimerObject*>(timer)->timer, name, borrowed(report), borrowed(otherwise),
+               std::move(around)};
+  return made;
+}
+
+inline PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 3 || !PyTuple_Check(arguments[1]) || !PyDict_Check(arguments[2])) {
+    PyErr_SetString(PyExc_TypeError, "call(func, args, kwargs)");
+    return nullptr;
+  }
+  // the tool may stop in the middle of a call
+  const auto held = borrowed(self);
+  return reinterpret_cast<ShortcutObject*>(self)->shortcut.call(arguments[0], arguments[1], arguments[2]);
+}
+
+inline void release(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  reinterpret_cast<ShortcutObject*>(self)->shortcut.~Shortcut();
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+inline bool add_to(PyObject* module) {
+  static PyMethodDef methods[] = {
+      {"call", python::method(call), METH_FASTCALL,
+       "(func, args, kwargs) -> what func returns; or `otherwise` where nothing was done"},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  static PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(make)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(release)},
+      {Py_tp_methods, methods},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"op_tools_native.Shortcut", sizeof(ShortcutObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  PyObject* type = PyType_FromSpec(&spec);
+  return type != nullptr && PyModule_AddObject(module, "Shortcut", type) == 0;
+}
+
+}  // namespace shortcut
