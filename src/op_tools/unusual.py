@@ -56,7 +56,8 @@ _functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_s
 _tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 # the question itself would raise without a driver; torch.cuda.is_available() may speak of another accelerator (ditorch)
-if not getattr(torch._C, "_cuda_getDeviceCount", int)():
+_has_cuda = bool(getattr(torch._C, "_cuda_getDeviceCount", int)())
+if not _has_cuda:
     _capturing = lambda: False  # noqa: E731
 
 
@@ -79,8 +80,8 @@ _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stac
 
 
 def for_helper() -> tuple[Any, ...]:
-    """The classes of tensors that are known, and questions: what has another answer than no is unusual."""
-    return _is_plain, (_tracing, _functorch, _capturing, _dispatch_modes)
+    """The classes of tensors that are known, and questions that it cannot answer by itself: yes is unusual."""
+    return _is_plain, (_capturing,) if _has_cuda else ()
 
 
 def modes_aside(also_function_modes: bool) -> Callable[..., Any] | None:

@@ -136,8 +136,8 @@ def choose_way(helper: Any) -> None:
 
 
 def for_helper() -> tuple[Any, ...]:
-    """What the C++ helper needs to put a place into words that has been put into words before; and `words`."""
-    return _is_users_file, _CALLS_FORWARD, _lines, _paths, words, _pretended
+    """What the C++ helper needs to find a place and to have it put into words."""
+    return _is_users_file, _CALLS_FORWARD, words, _paths, _pretended
 
 
 def words(code: CodeType, instruction: int, module: Any) -> tuple[str, str]:

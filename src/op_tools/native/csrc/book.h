@@ -11,10 +11,16 @@
 
 namespace timer {
 
+// An op at one place in the program.
+struct Site {
+  std::string name, module, line;
+};
+
 // One call, and its times as they become known, in ms. A second backward pass makes a second row, without the forward.
 struct Call {
   int64_t id = 0, step = 0;
-  std::string name, module, line, inputs, outputs;
+  std::shared_ptr<const Site> site;
+  std::string inputs, outputs;
   double forward = -1, forward_host = -1, backward = -1, backward_host = -1;  // none yet
   bool is_written = false;
 
@@ -59,7 +65,7 @@ class Book {
   void take_in(Call& call, const Stretch& stretch) {
     if (call.is_written) call.begin_row();
     if (wants_trace()) draw(call, stretch);
-    Total& total = totals[call.name];
+    Total& total = totals[call.site->name];
     total.has_inner |= stretch.has_inner;
     total.all_in_all += stretch.elapsed;
     if (stretch.backward) {
@@ -132,7 +138,7 @@ class Book {
   }
 
   void write(Call& call, const std::string& grad_inputs, const std::string& grad_outputs) {
-    add_cell(rows, call.name);
+    add_cell(rows, call.site->name);
     rows += ',' + std::to_string(call.id) + ',';
     add_time(rows, call.forward);
     rows += ',';
@@ -148,9 +154,9 @@ class Book {
     rows += ',';
     add_time(rows, call.backward_host);
     rows += ',' + std::to_string(call.step) + ',';
-    add_cell(rows, call.module);
+    add_cell(rows, call.site->module);
     rows += ',';
-    add_cell(rows, call.line);
+    add_cell(rows, call.site->line);
     rows += "\r\n";
     ++count_of_rows;
     call.is_written = true;
@@ -165,7 +171,7 @@ class Book {
   void draw_one(const Call& call, bool backward, const std::string& track, double start, double duration) {
     if (!lines.empty()) lines += ",\n";
     lines += "{\"name\":";
-    add_quoted(lines, call.name);
+    add_quoted(lines, call.site->name);
     lines += backward ? ",\"cat\":\"backward\",\"ph\":\"X\"," : ",\"cat\":\"forward\",\"ph\":\"X\",";
     lines += track;
     lines += ",\"ts\":";
@@ -173,7 +179,7 @@ class Book {
     lines += ",\"dur\":";
     add_time(lines, duration * 1e3, "%.3f");
     lines += ",\"args\":{\"forward_id\":" + std::to_string(call.id) + ",\"module\":";
-    add_quoted(lines, call.module);
+    add_quoted(lines, call.site->module);
     lines += "}}";
     ++count_of_lines;
     --lines_left_;

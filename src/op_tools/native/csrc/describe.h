@@ -3,21 +3,61 @@
 
 #include "python.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 namespace describe {
 
 constexpr Py_ssize_t longest_list = 2;  // of tensors; an optimizer's call has hundreds
 constexpr Py_ssize_t longest_list_of_values = 64;
 
-inline void numbers(c10::IntArrayRef values, std::string& text) {
-  text += '[';
-  for (size_t index = 0; index < values.size(); ++index) {
-    if (index) text += ", ";
-    text += std::to_string(values[index]);
+// Letters on their way into a text: a text that grows letter by letter costs several times as much.
+class Letters {
+ public:
+  explicit Letters(std::string& text) : text_(text) {}
+  Letters(const Letters&) = delete;
+  Letters& operator=(const Letters&) = delete;
+  ~Letters() {
+    text_.append(buffer_, count_);
   }
-  text += ']';
+
+  template <size_t length>
+  void add(const char (&letters)[length]) {
+    add(letters, length - 1);
+  }
+
+  void add(const char* letters, size_t length) {
+    make_room(length);
+    std::memcpy(buffer_ + count_, letters, length);
+    count_ += length;
+  }
+
+  void add(int64_t number) {
+    make_room(20);
+    count_ = static_cast<size_t>(std::to_chars(buffer_ + count_, buffer_ + sizeof buffer_, number).ptr - buffer_);
+  }
+
+ private:
+  void make_room(size_t length) {
+    if (count_ + length <= sizeof buffer_) return;
+    text_.append(buffer_, count_);
+    count_ = 0;
+  }
+
+  std::string& text_;
+  size_t count_ = 0;
+  char buffer_[192];
+};
+
+inline void numbers(c10::IntArrayRef values, Letters& letters) {
+  letters.add("[");
+  for (size_t index = 0; index < values.size(); ++index) {
+    if (index) letters.add(", ");
+    letters.add(values[index]);
+  }
+  letters.add("]");
 }
 
 inline const char* name_of(c10::ScalarType dtype) {
@@ -49,13 +89,14 @@ inline bool tensor(const at::Tensor& value, std::string& text) {
   if (dtype == nullptr || value.layout() != c10::kStrided || implementation->has_symbolic_sizes_strides() ||
       value.is_nested())
     return false;
-  text += "{\"shape\": ";
-  numbers(value.sizes(), text);
-  text += ", \"stride\": ";
-  numbers(value.strides(), text);
-  text += ", \"dtype\": \"";
-  text += dtype;
-  text += "\"}";
+  Letters letters(text);
+  letters.add("{\"shape\": ");
+  numbers(value.sizes(), letters);
+  letters.add(", \"stride\": ");
+  numbers(value.strides(), letters);
+  letters.add(", \"dtype\": \"");
+  letters.add(dtype, std::strlen(dtype));
+  letters.add("\"}");
   return true;
 }
 
@@ -142,6 +183,7 @@ inline bool value(PyObject* value, std::string& text) {
 }
 
 inline bool call(PyObject* args, PyObject* kwargs, std::string& text) {
+  text.reserve(256);
   text = "{\"args\": ";
   if (!list(args, text)) return false;
   text += ", \"kwargs\": ";
@@ -150,14 +192,14 @@ inline bool call(PyObject* args, PyObject* kwargs, std::string& text) {
   return true;
 }
 
-// The gradients of one call, in a list that is shortened like any other.
+// The gradients of one call, in a list that is shortened like any other; an empty text is none.
 inline std::string gradients(const std::vector<std::string>& texts) {
-  const bool of_tensors = !texts.empty() && texts[0] != "null";
+  const bool of_tensors = !texts.empty() && !texts[0].empty();
   const size_t longest = of_tensors ? longest_list : longest_list_of_values;
   std::string text = "[";
   for (size_t index = 0; index < std::min(texts.size(), longest); ++index) {
     if (index) text += ", ";
-    text += texts[index];
+    text += texts[index].empty() ? "null" : texts[index];
   }
   if (texts.size() > longest) text += ", \"\u2026 " + std::to_string(texts.size()) + " in all\"";
   return text + "]";

@@ -14,7 +14,10 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include <unordered_map>
+#include <c10/util/SmallVector.h>
+
+#include <limits>
+#include <unordered_set>
 
 namespace edges {
 
@@ -23,6 +26,8 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 using NodePointer = std::decay_t<decltype(std::declval<Variable>().grad_fn())>;  // torch has had two kinds
 
+constexpr uint64_t leafs_number = std::numeric_limits<uint64_t>::max();  // the sequence number of a leaf's node
+constexpr size_t few = 32;
 constexpr size_t largest_subgraph = 20'000;  // nodes of one op; an LSTM that the device unrolls has some hundreds
 
 // Where one input's gradient goes: to the node that made it, or to the leaf itself.
@@ -39,12 +44,16 @@ struct Watch {
   timer::DeviceClock* clock;
 };
 
-using Route = std::pair<size_t, size_t>;  // index among the gradients of a node, position among the op's tensors
+// Most ops have few tensors and few nodes: these lists then need no memory of their own.
+using Inputs = c10::SmallVector<Input, 4>;
+using Watches = c10::SmallVector<Watch, 1>;
+using Route = std::pair<uint32_t, uint32_t>;  // index among the gradients of a node, position among the op's tensors
+using Routes = c10::SmallVector<Route, 2>;
 
 // Gathers what the hooks of one op see, and hands it over when all of them have run or the pass is over.
 class Record : public std::enable_shared_from_this<Record> {
  public:
-  Record(python::Reference listener, bool tells_nodes, std::vector<Watch> watches, size_t inputs, size_t outputs)
+  Record(python::Reference listener, bool tells_nodes, Watches watches, size_t inputs, size_t outputs)
       : listener_(std::move(listener)),
         tells_nodes_(tells_nodes),
         watches_(std::move(watches)),
@@ -52,8 +61,8 @@ class Record : public std::enable_shared_from_this<Record> {
         outputs_(listener_ ? outputs : 0),
         versions_of_inputs_(inputs_.size()),
         versions_of_outputs_(outputs_.size()),
-        texts_of_inputs_(watches_.empty() ? 0 : inputs, "null"),
-        texts_of_outputs_(watches_.empty() ? 0 : outputs, "null") {}
+        texts_of_inputs_(watches_.empty() ? 0 : inputs),
+        texts_of_outputs_(watches_.empty() ? 0 : outputs) {}
 
   size_t expected = 0;
 
@@ -73,7 +82,7 @@ class Record : public std::enable_shared_from_this<Record> {
     }
   }
 
-  void node_ran(const std::vector<Route>& routes, const std::vector<Route>& arrivals, const variable_list& grad_inputs,
+  void node_ran(const Routes& routes, const Routes& arrivals, const variable_list& grad_inputs,
                 const variable_list& grad_outputs) {
     std::unique_lock<std::mutex> lock(mutex_);
     for (const auto& [index, position] : routes)
@@ -125,7 +134,7 @@ class Record : public std::enable_shared_from_this<Record> {
 
   static void describe_gradient(const Variable& gradient, std::string& text) {
     text.clear();
-    if (!describe::tensor(gradient, text)) text = "null";
+    if (!describe::tensor(gradient, text)) text.clear();
   }
 
   void pass_is_over() {
@@ -148,8 +157,7 @@ class Record : public std::enable_shared_from_this<Record> {
     drop_changed(inputs_, versions_of_inputs_);
     drop_changed(outputs_, versions_of_outputs_);
     variable_list inputs(inputs_.size()), outputs(outputs_.size());
-    std::vector<std::string> texts_of_inputs(texts_of_inputs_.size(), "null");
-    std::vector<std::string> texts_of_outputs(texts_of_outputs_.size(), "null");
+    std::vector<std::string> texts_of_inputs(texts_of_inputs_.size()), texts_of_outputs(texts_of_outputs_.size());
     inputs.swap(inputs_);
     outputs.swap(outputs_);
     texts_of_inputs.swap(texts_of_inputs_);
@@ -182,7 +190,7 @@ class Record : public std::enable_shared_from_this<Record> {
 
   const python::Reference listener_;  // none where only time is asked for
   const bool tells_nodes_;            // of each node
-  std::vector<Watch> watches_;
+  Watches watches_;
   std::mutex mutex_;
   variable_list inputs_, outputs_;
   std::vector<int64_t> versions_of_inputs_, versions_of_outputs_;
@@ -207,7 +215,7 @@ struct BeforeNode : torch::autograd::FunctionPreHook {
 };
 
 struct AfterNode : torch::autograd::FunctionPostHook {
-  AfterNode(std::shared_ptr<Record> to, bool ends, std::vector<Route> inputs, std::vector<Route> outputs)
+  AfterNode(std::shared_ptr<Record> to, bool ends, Routes inputs, Routes outputs)
       : record(std::move(to)), is_timed(ends), routes(std::move(inputs)), arrivals(std::move(outputs)) {}
   variable_list operator()(const variable_list& grad_inputs, const variable_list& grad_outputs) override {
     if (is_timed) record->node_ends();
@@ -217,18 +225,18 @@ struct AfterNode : torch::autograd::FunctionPostHook {
   LEFT_OUT_OF_COMPILED_GRAPHS
   std::shared_ptr<Record> record;
   bool is_timed;
-  std::vector<Route> routes, arrivals;
+  Routes routes, arrivals;
 };
 
 struct EdgesObject {
   PyObject_HEAD
-  std::vector<Input> inputs;
+  Inputs inputs;
   uint64_t since;
 };
 
 inline PyTypeObject* edges_type = nullptr;
 
-inline bool note(PyObject* values, std::vector<Input>& inputs) {
+inline bool note(PyObject* values, Inputs& inputs) {
   bool wanted = false;
   python::each_tensor(values, [&](const at::Tensor& tensor) {
     Input input;
@@ -253,12 +261,12 @@ inline PyObject* of_inputs(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  std::vector<Input> inputs;
+  Inputs inputs;
   const bool among_args = note(arguments[0], inputs);
   if (!(note(arguments[1], inputs) || among_args)) Py_RETURN_NONE;
   auto* made = PyObject_New(EdgesObject, edges_type);
   if (made == nullptr) return nullptr;
-  new (&made->inputs) std::vector<Input>(std::move(inputs));
+  new (&made->inputs) Inputs(std::move(inputs));
   made->since = at::sequence_number::peek();
   return reinterpret_cast<PyObject*>(made);
   END_HANDLE_TH_ERRORS
@@ -267,7 +275,7 @@ inline PyObject* of_inputs(PyObject*, PyObject* const* arguments, Py_ssize_t cou
 // The nodes of one op and where their gradients go.
 class Subgraph {
  public:
-  Subgraph(const std::vector<Input>& inputs, uint64_t since, PyObject* result) : inputs_(inputs), since_(since) {
+  Subgraph(const Inputs& inputs, uint64_t since, PyObject* result) : inputs_(inputs), since_(since) {
     python::each_tensor(result, [&](const at::Tensor& tensor) {
       const auto& node = tensor.grad_fn();
       outputs_.emplace_back(node.get(), static_cast<size_t>(tensor.output_nr()));
@@ -288,18 +296,18 @@ class Subgraph {
   void hook(const std::shared_ptr<Record>& record, bool timed) {
     for (size_t found = 0; found < nodes_.size(); ++found) {
       const auto node = nodes_[found];
-      std::vector<Route> routes, arrivals;
+      Routes routes, arrivals;
       for (size_t index = 0; index < node->num_outputs(); ++index) {
         const auto& following = node->next_edge(index);
         if (!following.is_valid()) continue;
         const auto position = position_of(following);
         if (position < inputs_.size())
-          routes.emplace_back(index, position);
+          routes.emplace_back(static_cast<uint32_t>(index), static_cast<uint32_t>(position));
         else if (nodes_.size() < largest_subgraph && is_new(*following.function))
           reach(following.function);
       }
       for (size_t slot = 0; slot < outputs_.size(); ++slot)
-        if (outputs_[slot].first == node.get()) arrivals.emplace_back(outputs_[slot].second, slot);
+        if (outputs_[slot].first == node.get()) arrivals.emplace_back(static_cast<uint32_t>(outputs_[slot].second), static_cast<uint32_t>(slot));
       if (timed) node->add_pre_hook(std::make_unique<BeforeNode>(record));
       if (!timed && routes.empty() && arrivals.empty()) continue;
       ++record->expected;
@@ -308,19 +316,27 @@ class Subgraph {
   }
 
  private:
-  // A leaf's node has the highest number there is.
   bool is_new(const Node& node) const {
-    return node.sequence_nr() >= since_ && node.sequence_nr() < (1ULL << 63);
+    return node.sequence_nr() >= since_ && node.sequence_nr() != leafs_number;
   }
 
   void reach(const NodePointer& node) {
-    if (known_.insert(node.get()).second) nodes_.push_back(node);
+    if (nodes_.size() < few) {
+      for (const auto& known : nodes_)
+        if (known == node) return;
+    } else {
+      if (known_.empty())
+        for (const auto& known : nodes_) known_.insert(known.get());
+      if (!known_.insert(node.get()).second) return;
+    }
+    nodes_.push_back(node);
   }
 
   size_t position_of(const torch::autograd::Edge& edge) const {
     const c10::TensorImpl* leaf = nullptr;
-    if (auto* accumulate = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get()))
-      leaf = accumulate->variable.unsafeGetTensorImpl();
+    if (edge.function->sequence_nr() == leafs_number)
+      if (auto* accumulate = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get()))
+        leaf = accumulate->variable.unsafeGetTensorImpl();
     size_t position = 0;
     for (; position < inputs_.size(); ++position) {
       const auto& input = inputs_[position];
@@ -331,16 +347,16 @@ class Subgraph {
     return position;
   }
 
-  const std::vector<Input>& inputs_;
+  const Inputs& inputs_;
   const uint64_t since_;
-  std::vector<std::pair<const Node*, size_t>> outputs_;
-  std::vector<NodePointer> nodes_;
-  std::unordered_set<const Node*> known_;
+  c10::SmallVector<std::pair<const Node*, size_t>, 4> outputs_;
+  c10::SmallVector<NodePointer, 8> nodes_;
+  std::unordered_set<const Node*> known_;  // of many
 };
 
 // Has what flows through the call that has just run recorded. False where there will be no backward pass.
-inline bool watch(const std::vector<Input>& inputs, uint64_t since, PyObject* result, python::Reference listener,
-                  bool tells_nodes, std::vector<Watch> watches) {
+inline bool watch(const Inputs& inputs, uint64_t since, PyObject* result, python::Reference listener,
+                  bool tells_nodes, Watches watches) {
   Subgraph subgraph(inputs, since, result);
   if (subgraph.is_empty()) return false;
   const bool timed = tells_nodes || !watches.empty();
@@ -358,7 +374,7 @@ inline PyObject* watch_from_python(PyObject* self, PyObject* const* arguments, P
   }
   HANDLE_TH_ERRORS
   auto* object = reinterpret_cast<EdgesObject*>(self);
-  std::vector<Watch> watches;
+  Watches watches;
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(arguments[3]); ++index) {
     const auto& timed = reinterpret_cast<timer::SpanObject*>(PyTuple_GET_ITEM(arguments[3], index))->timed;
     watches.push_back({timed.timer, timed.call, timed.clock});
@@ -371,7 +387,7 @@ inline PyObject* watch_from_python(PyObject* self, PyObject* const* arguments, P
 
 inline void free_edges(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  reinterpret_cast<EdgesObject*>(self)->inputs.~vector();
+  reinterpret_cast<EdgesObject*>(self)->inputs.~Inputs();
   PyObject_Free(self);
   Py_DECREF(type);
 }

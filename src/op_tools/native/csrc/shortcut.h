@@ -9,6 +9,12 @@
 #include "edges.h"
 #include "frames.h"
 
+#include <ATen/TracerMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <tuple>
+#include <unordered_map>
+
 namespace shortcut {
 
 using Object = pybind11::object;
@@ -24,22 +30,22 @@ inline Object stolen(PyObject* object) {
 
 // What Python knows about the surroundings of a call; all of it changes while the program runs.
 struct Surroundings {
-  Object plain_classes;  // {class of tensors: whether it is only a name}
-  Object questions;      // functions without arguments: what one answers, None and False apart, is unusual
+  Object plain_classes;         // {class of tensors: whether it is only a name}
+  Object questions;             // functions without arguments: True is unusual
   Object files, calls_forward;  // see frames.h
-  Object lines, paths;          // what is in words already, see where.py
-  Object words;                 // (code, instruction, module) -> (line, path) for what is not
+  Object words;                 // (code, instruction, module) -> (line, path)
+  Object paths;                 // of modules that are known; see where.py
   Object pretended;             // not empty: the place in the program is another one
   Object ids, steps;            // the next forward_id; steps.current
 };
 
 inline bool is_usual(const Surroundings& around) {
-  if (PyList_GET_SIZE(around.pretended.ptr()) != 0) return false;
-  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(around.questions.ptr()); ++index) {
-    const auto answer = stolen(PyObject_CallNoArgs(PyTuple_GET_ITEM(around.questions.ptr(), index)));
-    if (answer.ptr() == Py_None || answer.ptr() == Py_False) continue;
-    if (PyObject_IsTrue(answer.ptr()) != 0) return false;
-  }
+  if (PyList_GET_SIZE(around.pretended.ptr()) != 0 || at::tracer::impl::is_dispatch_enabled() ||
+      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+      c10::impl::TorchDispatchModeTLS::stack_len() != 0)
+    return false;
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(around.questions.ptr()); ++index)
+    if (stolen(PyObject_CallNoArgs(PyTuple_GET_ITEM(around.questions.ptr(), index))).ptr() == Py_True) return false;
   return true;
 }
 
@@ -69,30 +75,55 @@ inline bool is_on_device(PyObject* args, PyObject* kwargs, const Surroundings& a
   return found == Found::device;
 }
 
-// The line and the module of a place, in words. Both are known after the first call from there.
-inline std::pair<std::string, std::string> words_of(const frames::Place& place, const Surroundings& around) {
-  PyObject *line = nullptr, *path = nullptr;
-  const auto key = stolen(Py_BuildValue("(Nl)", PyLong_FromVoidPtr(place.code.ptr()), place.instruction));
-  PyObject* known = PyDict_GetItem(around.lines.ptr(), key.ptr());
-  if (known != nullptr && PyTuple_GET_ITEM(known, 0) == place.code.ptr()) line = PyTuple_GET_ITEM(known, 1);
-  const bool is_in_module = !place.module.is_none();
-  if (is_in_module) {
-    const auto identity = stolen(PyLong_FromVoidPtr(place.module.ptr()));
-    known = PyDict_GetItem(around.paths.ptr(), identity.ptr());
-    if (known != nullptr && stolen(PyObject_CallNoArgs(PyTuple_GET_ITEM(known, 0))).is(place.module))
-      path = PyTuple_GET_ITEM(known, 1);
+// The places that one op is called from, in words.
+class Sites {
+ public:
+  std::shared_ptr<const timer::Site> find(const std::string& name, const frames::Place& place, const Surroundings& around) {
+    const Py_ssize_t count_of_paths = PyDict_Size(around.paths.ptr());
+    if (count_of_paths != count_of_paths_ || known_.size() > most) known_.clear();  // paths may have changed
+    count_of_paths_ = count_of_paths;
+    const Key key{place.code.ptr(), place.module.ptr(), place.instruction};
+    const auto found = known_.find(key);
+    // another module may lie where one was
+    if (found != known_.end() && (place.module.is_none() || is_alive(found->second.module))) return found->second.site;
+    // other threads may come here while Python looks for words
+    const auto words = stolen(PyObject_CallFunction(around.words.ptr(), "OlO", place.code.ptr(), place.instruction,
+                                                    place.module.ptr()));
+    auto module = place.module.is_none() ? Object() : stolen(PyWeakref_NewRef(place.module.ptr(), nullptr));
+    auto site = std::make_shared<timer::Site>(timer::Site{name, timer::as_string(PyTuple_GET_ITEM(words.ptr(), 1)),
+                                                          timer::as_string(PyTuple_GET_ITEM(words.ptr(), 0))});
+    known_[key] = {place.code, std::move(module), site};
+    return site;
   }
-  if (line != nullptr && (path != nullptr || !is_in_module))
-    return {timer::as_string(line), path == nullptr ? "" : timer::as_string(path)};
-  const auto both = stolen(PyObject_CallFunction(around.words.ptr(), "OlO", place.code.ptr(), place.instruction,
-                                                 place.module.ptr()));
-  return {timer::as_string(PyTuple_GET_ITEM(both.ptr(), 0)), timer::as_string(PyTuple_GET_ITEM(both.ptr(), 1))};
-}
+
+ private:
+  static constexpr size_t most = 1000;
+
+  struct Known {
+    Object code, module;  // that one is held, of this one is known whether it is still there
+    std::shared_ptr<const timer::Site> site;
+  };
+  using Key = std::tuple<PyObject*, PyObject*, long>;
+  struct Hash {
+    size_t operator()(const Key& key) const {
+      const auto [code, module, instruction] = key;
+      return (reinterpret_cast<size_t>(code) >> 4) * 31 + (reinterpret_cast<size_t>(module) >> 4) * 17 +
+             static_cast<size_t>(instruction);
+    }
+  };
+
+  static bool is_alive(const Object& reference) {
+    return !stolen(PyObject_CallNoArgs(reference.ptr())).is_none();
+  }
+
+  std::unordered_map<Key, Known, Hash> known_;
+  Py_ssize_t count_of_paths_ = 0;
+};
 
 // One call, between its beginning and its end.
 struct OnTheWay {
   timer::TimedCall timed;
-  std::vector<edges::Input> inputs;
+  edges::Inputs inputs;
   uint64_t since = 0;
   bool wants_gradients = false;
 };
@@ -104,17 +135,17 @@ struct Shortcut {
   Object report;  // (error): our own failure, which must not end the user's run
   Object otherwise;
   Surroundings around;
+  Sites sites;
 
   // Nothing where the call must go the other way.
-  std::optional<OnTheWay> begin(PyObject* args, PyObject* kwargs) const {
+  std::optional<OnTheWay> begin(PyObject* args, PyObject* kwargs) {
     frames::Place place;
     if (!is_on_device(args, kwargs, around) || !is_usual(around) ||
         !frames::find(around.files.ptr(), around.calls_forward.ptr(), place))
       return std::nullopt;
     OnTheWay call{{timer, std::make_shared<timer::Call>()}};
     timer::Call& told = *call.timed.call;
-    std::tie(told.line, told.module) = words_of(place, around);
-    told.name = name;
+    told.site = sites.find(name, place, around);
     told.step = PyLong_AsLongLong(stolen(PyObject_GetAttrString(around.steps.ptr(), "current")).ptr());
     told.id = PyLong_AsLongLong(stolen(PyIter_Next(around.ids.ptr())).ptr());
     if (at::GradMode::is_enabled()) {
@@ -157,7 +188,7 @@ struct Shortcut {
     return tried() != nullptr;
   }
 
-  PyObject* call(PyObject* func, PyObject* args, PyObject* kwargs) const {
+  PyObject* call(PyObject* func, PyObject* args, PyObject* kwargs) {
     std::optional<OnTheWay> call;
     if (!try_to([&] { call = begin(args, kwargs); })) return report_error() ? PyObject_Call(func, args, kwargs) : nullptr;
     if (!call) return otherwise.inc_ref().ptr();
@@ -186,20 +217,19 @@ struct ShortcutObject {
 
 // Shortcut(timer, name, report, otherwise, surroundings)
 inline PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  PyObject *timer, *report, *otherwise, *parts[10];
+  PyObject *timer, *report, *otherwise, *parts[9];
   const char* name;
-  if (!PyArg_ParseTuple(arguments, "O!sOO(OOOOOOOOOO)", timer::timer_type, &timer, &name, &report, &otherwise, &parts[0],
-                        &parts[1], &parts[2], &parts[3], &parts[4], &parts[5], &parts[6], &parts[7], &parts[8],
-                        &parts[9]))
+  if (!PyArg_ParseTuple(arguments, "O!sOO(OOOOOOOOO)", timer::timer_type, &timer, &name, &report, &otherwise, &parts[0],
+                        &parts[1], &parts[2], &parts[3], &parts[4], &parts[5], &parts[6], &parts[7], &parts[8]))
     return nullptr;
   Surroundings around{borrowed(parts[0]), borrowed(parts[1]), borrowed(parts[2]), borrowed(parts[3]),
                       borrowed(parts[4]), borrowed(parts[5]), borrowed(parts[6]), borrowed(parts[7]),
-                      borrowed(parts[8]), borrowed(parts[9])};
+                      borrowed(parts[8])};
   PyObject* made = type->tp_alloc(type, 0);
   if (made == nullptr) return nullptr;
   new (&reinterpret_cast<ShortcutObject*>(made)->shortcut)
       Shortcut{reinterpret_cast<timer::TimerObject*>(timer)->timer, name, borrowed(report), borrowed(otherwise),
-               std::move(around)};
+               std::move(around), {}};
   return made;
 }
 
