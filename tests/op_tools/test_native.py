@@ -103,7 +103,7 @@ def test_compiled_autograd_leaves_the_hooks_out():
     x = torch.ones(3, requires_grad=True)
     edges = native.library().edges_of_inputs((x,), {})
     result = x.exp()
-    timer = native.library().Timer(None, 0, None, None, None, 0)
+    timer = native.library().Timer(None, 0, None, None, None, 0, 1)
     assert edges.watch(result, None, False, (timer.begin(1, 0, "exp", "", "", (x,), {}),))
     with enable(lambda graph: graph):
         result.sum().backward()

@@ -387,6 +387,17 @@ class TestWhoseTime:
         spans = [event["cat"] for event in trace() if event["ph"] == "X" and event["name"].endswith("linear")]
         assert spans.count("backward") == 2  # host and device
 
+    def test_an_op_with_nodes_that_are_not_needed_has_its_time(self, device):
+        x = torch.randn(2, 3, 4, device=device, requires_grad=True)
+        weight = torch.randn(5, 4, device=device, requires_grad=True)
+        with op_tools.OpTimeMeasure(verbose=0):
+            for wanted in (x, weight, (x, weight)):
+                torch.autograd.grad(functional.linear(x, weight).exp().sum(), wanted)
+        for name in ("torch.nn.functional.linear", "torch.Tensor.exp"):
+            times = [float(row["backward_elasped"]) for row in table() if row["name"] == name]
+            assert len(times) == 3
+            assert min(times) > 0
+
     def test_checkpointed_layer(self, device):
         """Ops that are run again inside a node of backward, some of which stop in the middle."""
         layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).to(device)

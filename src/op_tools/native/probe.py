@@ -27,7 +27,7 @@ class _Listener:
 def main(library: str) -> None:
     native = load(Path(library))
     x = torch.ones(2, requires_grad=True)
-    timer, listener = native.Timer(None, 0, None, None, None, 0), _Listener()
+    timer, listener = native.Timer(None, 0, None, None, None, 0, 1), _Listener()
     edges = native.edges_of_inputs((x, 3.0), {})
     span = timer.begin(7, 0, "torch.Tensor.mul", "module", "line", (x, 3.0), {})
     result = x * 3.0
@@ -35,7 +35,7 @@ def main(library: str) -> None:
     assert edges.watch(result, listener, True, (span,))
     result.sum().backward()
     assert listener.heard == ["begins", "ends", ([3.0, 3.0], [1.0, 1.0])], listener.heard
-    timer.read(True, 1000, 1000)
+    timer.read(True, 1000)
     rows, count, *_ = timer.fetch()
     assert (rows.split(",")[:2], count) == (["torch.Tensor.mul", "7"], 1), rows
     assert native.describe_call((x, 3.0), {}).endswith('"dtype": "float32"}, 3.0], "kwargs": {}}')

@@ -1,6 +1,7 @@
-"""The book of times where the C++ helper keeps it (native/csrc/book.h): here are its files, and the thread that reads.
+"""The book of times where the C++ helper keeps it (native/csrc/book.h): here are its files, and the thread that writes.
 
-Reading takes a third of what measuring costs, and C++ needs no lock of Python's for it: so training does not wait.
+Putting times into words costs as much as measuring them, and C++ needs no lock of Python's for it: so training does not
+wait.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ class NativeLedger(Book):
         self._reader = Writer("OpTimeMeasure")
         self._helper = helper
         self.timer = helper.Timer(
-            self.trace, most_events, signature.of_call, signature.of, self._read_soon, ledger.READ_AT // 3
+            self.trace,
+            most_events,
+            signature.of_call,
+            signature.of,
+            self._read_soon,
+            ledger.READ_AT // 3,
+            ledger.MOST_UNREAD,
         )
 
     def begin(self, call: OpCall) -> Any:
@@ -49,7 +56,7 @@ class NativeLedger(Book):
         super().close()
 
     def take(self, everything: bool) -> None:
-        self.timer.read(everything, ledger.MOST_UNREAD, ledger.MOST_WAITING)
+        self.timer.read(everything, ledger.MOST_WAITING)
         rows, row_count, lines, line_count = self.timer.fetch()
         self.rows.add_lines(rows, row_count)
         self.trace.add_lines(lines, line_count)

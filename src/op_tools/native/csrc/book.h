@@ -4,6 +4,7 @@
 #include "python.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <map>
 #include <mutex>
@@ -212,7 +213,7 @@ class Book {
   }
 
   const python::Reference trace_;
-  int64_t lines_left_;
+  std::atomic<int64_t> lines_left_;  // asked by others
   std::mutex mutex_;  // of those that wait: no other thread adds to anything else
   std::map<int64_t, std::shared_ptr<Call>> waiting_;
   std::unordered_map<uint64_t, std::string> threads_;

@@ -71,7 +71,12 @@ struct TimedCall {
     if (flows) timer->book.wait_for(call);
     timer->add(std::move(span));
     if (timer->is_time_to_read()) {
-      auto answer = pybind11::reinterpret_steal<pybind11::object>(PyObject_CallNoArgs(timer->read_soon->get()));
+      const auto read_soon = timer->read_soon;  // the tool may stop meanwhile
+      {
+        pybind11::gil_scoped_release unlocked;  // the device may be waited for
+        timer->ask(false);
+      }
+      auto answer = pybind11::reinterpret_steal<pybind11::object>(PyObject_CallNoArgs(read_soon->get()));
       if (!answer) throw python_error();
     }
     return flows;
@@ -134,45 +139,44 @@ inline PyObject* give_up(PyObject* self, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-inline void read_span(Span& span, Book& book) {
-  Stretch read{span.backward, span.is_last, span.inner > 0, span.thread};
-  read.began = read.moment = static_cast<double>(span.began) / 1e3;
-  read.host = read.elapsed = static_cast<double>(span.ended - span.began) / 1e6;
-  read.device = nullptr;
+inline void take_in(Span& span, Book& book) {
+  Stretch stretch{span.backward, span.is_last, span.inner > 0, span.thread};
+  stretch.began = static_cast<double>(span.began) / 1e3;
+  stretch.host = static_cast<double>(span.ended - span.began) / 1e6;
+  stretch.moment = span.moment;
+  stretch.elapsed = span.elapsed;
+  stretch.device = nullptr;
   if (span.clock != nullptr) {
-    read.device = &span.clock->name;
-    read.stream = span.stream->id();
-    std::tie(read.elapsed, read.moment) =
-        span.clock->read(std::move(span.start), std::move(span.end), read.began, book.wants_trace());
+    stretch.device = &span.clock->name;
+    stretch.stream = span.stream->id();
   }
-  if (span.outer != nullptr) span.outer->inner += read.elapsed;
+  if (span.outer != nullptr) span.outer->inner += span.elapsed;
   span.outer = nullptr;
-  read.own = std::max(read.elapsed - span.inner, 0.0);
-  book.take_in(*span.call, read);
+  stretch.own = std::max(span.elapsed - span.inner, 0.0);
+  book.take_in(*span.call, stretch);
 }
 
-// read(everything, most_unread, most_waiting): takes in the older half of what there is, where the device has passed it;
-// or everything. A device that is behind by more than `most_unread` is waited for; no more than `most_waiting` calls go
-// on waiting for their gradients.
+// read(everything, most_waiting): puts into the book what the device was asked for, or everything. No more than
+// `most_waiting` calls go on waiting for their gradients.
 inline PyObject* read(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 3) {
-    PyErr_SetString(PyExc_TypeError, "read(everything, most_unread, most_waiting)");
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "read(everything, most_waiting)");
     return nullptr;
   }
   HANDLE_TH_ERRORS
   auto timer = reinterpret_cast<TimerObject*>(self)->timer;
-  const bool all = arguments[0] == Py_True;
-  const size_t most_unread = PyLong_AsSize_t(arguments[1]), most_waiting = PyLong_AsSize_t(arguments[2]);
+  const bool everything = arguments[0] == Py_True;
+  const size_t most_waiting = PyLong_AsSize_t(arguments[1]);
   {
     pybind11::gil_scoped_release unlocked;  // the device may be waited for, and there may be much to read
-    auto entries = timer->take(all, all || timer->unread() >= most_unread);
-    for (auto& entry : entries) {
+    if (everything) timer->ask(true);
+    for (auto& entry : timer->answers()) {
       if (entry.span != nullptr)
-        read_span(*entry.span, timer->book);
+        take_in(*entry.span, timer->book);
       else
         timer->book.flowed(*entry.call, entry.inputs, entry.outputs);
     }
-    timer->book.give_up_waiting(all ? 0 : most_waiting);
+    timer->book.give_up_waiting(everything ? 0 : most_waiting);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -221,17 +225,19 @@ inline PyObject* close(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// Timer(trace, most_lines, describe_call, describe, read_soon, read_every)
+// Timer(trace, most_lines, describe_call, describe, read_soon, read_every, most_unread)
 inline PyObject* make_timer(PyTypeObject* type, PyObject* arguments, PyObject*) {
   PyObject *trace, *describe_call, *describe, *read_soon;
   long long most_lines, read_every;
-  if (!PyArg_ParseTuple(arguments, "OLOOOL", &trace, &most_lines, &describe_call, &describe, &read_soon, &read_every))
+  Py_ssize_t most_unread;
+  if (!PyArg_ParseTuple(arguments, "OLOOOLn", &trace, &most_lines, &describe_call, &describe, &read_soon, &read_every,
+                        &most_unread))
     return nullptr;
   PyObject* made = type->tp_alloc(type, 0);
   if (made != nullptr)
     new (&reinterpret_cast<TimerObject*>(made)->timer) std::shared_ptr<Timer>(std::make_shared<Timer>(
         python::hold(trace), most_lines, python::hold(describe_call), python::hold(describe),
-        read_every > 0 ? python::hold(read_soon) : nullptr, read_every));
+        read_every > 0 ? python::hold(read_soon) : nullptr, read_every, static_cast<size_t>(most_unread)));
   return made;
 }
 
@@ -252,7 +258,7 @@ inline void free_span(PyObject* self) {
 inline bool add_to(PyObject* module) {
   static PyMethodDef timer_methods[] = {
       {"begin", python::method(begin), METH_FASTCALL, "(id, step, name, module, line, args, kwargs) -> Span: before the op"},
-      {"read", python::method(read), METH_FASTCALL, "(everything, most_unread, most_waiting): takes in what the device has passed"},
+      {"read", python::method(read), METH_FASTCALL, "(everything, most_waiting): writes down what the device has passed"},
       {"fetch", python::method(fetch), METH_NOARGS, "-> (rows, how many, lines of the trace, how many), since the last time"},
       {"totals", python::method(totals), METH_NOARGS, "-> {name: (calls, forward, backward, all in all, has inner)}"},
       {"waiting", python::method(waiting), METH_NOARGS, "how many calls wait for their gradients"},

@@ -75,7 +75,12 @@ class Record : public std::enable_shared_from_this<Record> {
   }
 
   void node_ends() {
-    for (auto watch = watches_.rbegin(); watch != watches_.rend(); ++watch) watch->timer->node_ends(watch->call);
+    bool is_near = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_near = seen_ + 1 < expected;
+    }
+    for (auto watch = watches_.rbegin(); watch != watches_.rend(); ++watch) watch->timer->node_ends(watch->call, is_near);
     if (tells_nodes_) {
       pybind11::gil_scoped_acquire lock;
       python::call_method(listener_->get(), "ends");

@@ -136,6 +136,8 @@ struct Span {
   DeviceClock* clock = nullptr;
   std::optional<c10::Stream> stream;
   Event start, end;
+  bool end_is_due = false;      // the end has not been put into the device's queue yet
+  double elapsed = 0, moment = 0;  // on the device, once it was asked: ms, and microseconds
 
   void begin(DeviceClock* on) {
     clock = on;
@@ -146,14 +148,25 @@ struct Span {
     began = now();
   }
 
-  // To be called right after the op; again, after its next node.
-  void finish() {
+  // To be called right after the op; again, after its next node. Where that one `is_near`, the device is told of the
+  // end only after it, or when it turns out that something else comes first.
+  void finish(bool is_near = false) {
     ended = now();
-    if (clock == nullptr) return;
-    if (end != nullptr)
-      end->record(clock->stream());
-    else
-      end = clock->record(clock->stream());
+    end_is_due = is_near && clock != nullptr;
+    if (clock != nullptr && !is_near) mark_end(clock->stream());
+  }
+
+  void settle() {
+    if (end_is_due) mark_end(*stream);
+    end_is_due = false;
+  }
+
+  // The device has passed it.
+  void ask(bool wants_moment) {
+    moment = static_cast<double>(began) / 1e3;
+    elapsed = static_cast<double>(ended - began) / 1e6;
+    if (clock != nullptr)
+      std::tie(elapsed, moment) = clock->read(std::move(start), std::move(end), moment, wants_moment);
   }
 
   void without_events() {
@@ -161,6 +174,14 @@ struct Span {
     clock->give_back(std::move(start));
     clock->give_back(std::move(end));
     clock = nullptr;
+  }
+
+ private:
+  void mark_end(const c10::Stream& on) {
+    if (end != nullptr)
+      end->record(on);
+    else
+      end = clock->record(on);
   }
 };
 
@@ -229,7 +250,8 @@ class Timer {
     begin(call, true, clock, false);
   }
 
-  void node_ends(const std::shared_ptr<Call>& call) {
+  // `is_near`: its op has more nodes to come.
+  void node_ends(const std::shared_ptr<Call>& call, bool is_near) {
     if (is_closed_) return;
     const auto identity = static_cast<uint64_t>(pthread_self());
     std::shared_ptr<Span> span;
@@ -240,7 +262,7 @@ class Timer {
         if ((*found)->call == call && (*found)->backward) span = *found;
     }
     if (span == nullptr) return;
-    span->finish();
+    span->finish(is_near);
     std::lock_guard<std::mutex> lock(mutex_);
     Thread& thread = threads_[identity];
     leave(thread, span);
@@ -260,32 +282,36 @@ class Timer {
     return entries_.size();
   }
 
-  // The older half of what there is, or everything. Nothing where the device has not passed it, unless `wait`.
-  std::vector<Entry> take(bool everything, bool wait) {
-    std::vector<Entry> taken;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (everything)
-        for (auto& [identity, thread] : threads_) hand_over(thread);
-      const size_t count = everything ? entries_.size() : entries_.size() / 2;
-      taken.insert(taken.end(), std::make_move_iterator(entries_.begin()),
-                   std::make_move_iterator(entries_.begin() + static_cast<std::ptrdiff_t>(count)));
-      entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(count));
-    }
-    if (passed(taken, wait)) return taken;
+  // Asks the device for the times of the older half of what there is, where it has passed that; or of everything. A
+  // device that is far behind is waited for. To be done by the thread that trains: another one that asks holds the
+  // driver's lock against every launch.
+  void ask(bool everything) {
+    std::lock_guard<std::mutex> asking(asking_);
+    auto entries = take(everything, everything || unread() >= most_unread_);
+    const bool wants_moment = book.wants_trace();
+    for (auto& entry : entries)
+      if (entry.span != nullptr) entry.span->ask(wants_moment);
     std::lock_guard<std::mutex> lock(mutex_);
-    entries_.insert(entries_.begin(), std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.end()));
-    return {};
+    asked_.insert(asked_.end(), std::make_move_iterator(entries.begin()), std::make_move_iterator(entries.end()));
   }
 
-  // `read_soon` is called now and then: when `read_every` more calls have been added.
+  // What has been asked for.
+  std::vector<Entry> answers() {
+    std::vector<Entry> answers;
+    std::lock_guard<std::mutex> lock(mutex_);
+    answers.swap(asked_);
+    return answers;
+  }
+
+  // `read_soon` is called now and then: when `read_every` more calls have been added. `most_unread` entries may wait.
   Timer(python::Reference trace, int64_t most_lines, python::Reference describe_call, python::Reference describe,
-        python::Reference read_soon, int64_t read_every)
+        python::Reference read_soon, int64_t read_every, size_t most_unread)
       : book(std::move(trace), most_lines),
         describe_call(std::move(describe_call)),
         describe(std::move(describe)),
         read_soon(std::move(read_soon)),
-        read_every_(read_every) {}
+        read_every_(read_every),
+        most_unread_(most_unread) {}
 
   bool is_time_to_read() {
     return read_soon != nullptr && ++calls_ % read_every_ == 0;
@@ -298,7 +324,9 @@ class Timer {
 
  private:
   void hand_over(Thread& thread) {
-    if (thread.ended != nullptr) entries_.push_back({std::move(thread.ended), nullptr, {}, {}});
+    if (thread.ended == nullptr) return;
+    thread.ended->settle();
+    entries_.push_back({std::move(thread.ended), nullptr, {}, {}});
     thread.ended = nullptr;
   }
 
@@ -327,12 +355,33 @@ class Timer {
     return true;
   }
 
+  // The older half of what there is, or everything. Nothing where the device has not passed it, unless `wait`.
+  std::vector<Entry> take(bool everything, bool wait) {
+    std::vector<Entry> taken;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (everything)
+        for (auto& [identity, thread] : threads_) hand_over(thread);
+      const size_t count = everything ? entries_.size() : entries_.size() / 2;
+      taken.insert(taken.end(), std::make_move_iterator(entries_.begin()),
+                   std::make_move_iterator(entries_.begin() + static_cast<std::ptrdiff_t>(count)));
+      entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(count));
+    }
+    if (passed(taken, wait)) return taken;
+    std::lock_guard<std::mutex> lock(mutex_);
+    entries_.insert(entries_.begin(), std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.end()));
+    return {};
+  }
+
   const int64_t read_every_;
+  const size_t most_unread_;
   std::atomic<int64_t> calls_{0};
   std::atomic<bool> is_closed_{false};
   std::mutex mutex_;
   std::unordered_map<uint64_t, Thread> threads_;
   std::deque<Entry> entries_;
+  std::vector<Entry> asked_;
+  std::mutex asking_;  // one at a time, so that answers are in order
 };
 
 }  // namespace timer
