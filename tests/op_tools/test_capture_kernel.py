@@ -10,7 +10,8 @@ import torch
 import op_tools
 from op_tools.recording import digest, pack
 from op_tools.recording.writer import Writer
-from op_tools.reductions import compiled, digests
+from op_tools.reductions import compiled, digests, digests_cuda
+from op_tools.reductions.chunks import chunks
 
 from .cuda_on_the_cpu import Kernel
 
@@ -23,7 +24,8 @@ def kernel(tmp_path_factory):
 @pytest.fixture
 def on_the_cpu(kernel, monkeypatch):
     """Stages take tensors of the CPU."""
-    monkeypatch.setattr(digests, "_kernel", lambda index: kernel)
+    monkeypatch.setattr(digests_cuda, "_kernel", lambda index: kernel)
+    monkeypatch.setattr(digests, "is_cuda", lambda device: True)
 
 
 def lines(*tensors):
@@ -33,7 +35,7 @@ def lines(*tensors):
     stage = digests.Stage(
         torch.device("cpu"), writer, digest.Weights(), lambda labels, lines: found.append((labels, lines))
     )
-    for chunk in digests.chunks(list(tensors), range(len(tensors))):
+    for chunk in chunks(list(tensors), range(len(tensors))):
         stage.add(list(tensors), chunk, "label")
     stage.flush()
     writer.close()
@@ -42,7 +44,7 @@ def lines(*tensors):
 
 
 def test_the_tables_have_the_same_size_on_both_sides(kernel):
-    assert kernel.library.size_of_table() == digests._TABLE_SIZE < 4096, "what a launch takes"
+    assert kernel.library.size_of_table() == digests_cuda._TABLE_SIZE < 4096, "what a launch takes"
 
 
 def test_it_agrees_with_torch(on_the_cpu):
@@ -106,7 +108,7 @@ def test_nothing_finite(on_the_cpu):
 def gpu(device):
     if device != "cuda":
         pytest.skip("for CUDA")
-    known = digests.can_digest
+    known = digests._is_right
     known.cache_clear()
     yield torch.device(device, torch.cuda.current_device())
     known.cache_clear()

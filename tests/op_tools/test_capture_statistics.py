@@ -68,7 +68,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_and_size(device, dtype, monkeypatch):
+def test_every_dtype_and_size(way, device, dtype, monkeypatch):
     """Also of tensors that are larger than the buffer they pass through."""
     monkeypatch.setattr(staging, "CAPACITY", 2**16)
     tensors = []
@@ -86,7 +86,7 @@ def test_every_dtype_and_size(device, dtype, monkeypatch):
         check(record, tensor)
 
 
-def test_float8(device):
+def test_float8(way, device):
     dtype = getattr(torch, "float8_e4m3fn", None)
     if dtype is None:
         pytest.skip("this torch has none")
@@ -113,12 +113,12 @@ def bad_numbers():
 
 
 @pytest.mark.parametrize("name", bad_numbers())
-def test_numbers_of_the_finite_elements(device, name):
+def test_numbers_of_the_finite_elements(way, device, name):
     tensor = bad_numbers()[name].to(device)
     check(*records(tensor), tensor)
 
 
-def test_the_same_numbers_wherever_the_tensor_lies_in_the_batch(device):
+def test_the_same_numbers_wherever_the_tensor_lies_in_the_batch(way, device):
     tensor = torch.randn(700, device=device)
     others = [torch.randn(size, device=device) for size in (3, 5000, 512)]
     alone, *_ = records(tensor)
@@ -169,7 +169,7 @@ def test_a_transposition_is_seen(device):
     assert apart(one, other) > 0.1
 
 
-def test_noise_is_seen_and_measured(device):
+def test_noise_is_seen_and_measured(way, device):
     """One percent of noise that keeps mean, norm and extremes as they are."""
     tensor = torch.randn(256, 256, dtype=torch.float64)
     noise = torch.randn_like(tensor)
@@ -187,7 +187,7 @@ def test_noise_is_seen_and_measured(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
-def test_one_bit_is_seen(device, dtype):
+def test_one_bit_is_seen(way, device, dtype):
     tensor = (torch.rand(5000) * 100).to(dtype)
     changed = tensor.clone()
     bits = changed.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
@@ -196,7 +196,7 @@ def test_one_bit_is_seen(device, dtype):
     assert one.checksum != other.checksum
 
 
-def test_equal_tensors_have_equal_records(device):
+def test_equal_tensors_have_equal_records(way, device):
     tensor = torch.randn(30, 70, device=device)
     one, other, strided = records(tensor, tensor.clone(), tensor.t().contiguous().t())
     strip = {"forward_id": 0, "source": "", "step": 0}
@@ -258,7 +258,7 @@ def test_lists_and_names(device):
     ]
 
 
-def test_tensors_are_those_of_the_call(device):
+def test_tensors_are_those_of_the_call(way, device):
     """Also when they are changed in a way that torch does not hear of."""
     x = torch.zeros(100, device=device)
     with op_tools.OpCapture(mode="statistics", ops=NEG, verbose=0):
@@ -268,14 +268,14 @@ def test_tensors_are_those_of_the_call(device):
     assert [record.mean for record in pack.read(".") if record.part == "input"] == [0, 1, 2, 3, 4]
 
 
-def test_an_in_place_op_before_and_after(device):
+def test_an_in_place_op_before_and_after(way, device):
     x = torch.zeros(3, device=device)
     with op_tools.OpCapture(mode="statistics", ops="torch.Tensor.add_", verbose=0):
         x.add_(1)
     assert [(record.part, record.mean) for record in pack.read(".")] == [("input", 0), ("output", 1)]
 
 
-def test_under_autocast_the_numbers_are_the_same(device):
+def test_under_autocast_the_numbers_are_the_same(way, device):
     tensor = torch.randn(100, 100, device=device)
     (plain,) = records(tensor)
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -283,7 +283,7 @@ def test_under_autocast_the_numbers_are_the_same(device):
     assert watched.sketch == plain.sketch
 
 
-def test_random_numbers_are_left_alone(device):
+def test_random_numbers_are_left_alone(way, device):
     module = torch.get_device_module(device)
     before = (torch.get_rng_state(), module.get_rng_state())
     records(torch.zeros(10, device=device))
@@ -291,7 +291,7 @@ def test_random_numbers_are_left_alone(device):
     assert all(torch.equal(one, other) for one, other in zip(before, after))
 
 
-def test_streams_are_kept_apart(device):
+def test_streams_are_kept_apart(way, device):
     module = torch.get_device_module(device)
     streams = [module.Stream(), module.Stream()]
     x = torch.ones(1_000_000, device=device)
@@ -304,7 +304,7 @@ def test_streams_are_kept_apart(device):
     assert [mean for _, mean in found] == list(range(10))
 
 
-def test_an_optimizers_lists_are_digested_once(device, monkeypatch):
+def test_an_optimizers_lists_are_digested_once(way, device, monkeypatch):
     """Between the list ops of one step nothing changes unseen; from one step to the next it may."""
     digested = []
 
@@ -464,7 +464,7 @@ def test_the_tool_can_be_started_again(device):
     assert len(packs()) == 2
 
 
-def test_a_killed_process_leaves_whole_records(device):
+def test_a_killed_process_leaves_whole_records(way, device):
     killed(device, "statistics", 1.5)
     found = list(pack.read("."))
     assert len(found) > 10

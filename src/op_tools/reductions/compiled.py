@@ -51,10 +51,13 @@ class Kernel:
             raise RuntimeError(f"cuLaunchKernel: CUDA error {status}")
 
 
-def can_be_used(device: torch.device, try_out: Callable[[torch.device], None], else_told: str) -> bool:
+def is_cuda(device: torch.device) -> bool:
+    """And not ROCm, which goes by the same name."""
+    return device.type == "cuda" and torch.version.cuda is not None
+
+
+def is_right(device: torch.device, try_out: Callable[[torch.device], None], else_told: str) -> bool:
     """Whether a kernel is there for this device, and right where it is tried out. If not, that is told once."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return False
     try:
         try_out(device)
     except (CompileError, RuntimeError, OSError, AttributeError) as error:

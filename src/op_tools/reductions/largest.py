@@ -13,7 +13,7 @@ from torch import Tensor
 
 from op_tools import native
 from op_tools.recording.marks import marker_of
-from op_tools.reductions.compiled import CompileError, Kernel, can_be_used, kernel
+from op_tools.reductions.compiled import CompileError, Kernel, is_cuda, is_right, kernel
 from op_tools.tensors import is_dense, with_memory
 
 # as in largest.cu
@@ -84,7 +84,7 @@ def _kernel(device: int) -> Kernel:
 @cache
 def can_find(device: torch.device) -> bool:
     """Whether the kernel is there for this device, and right about a few tensors."""
-    return can_be_used(device, _try_out, "OpOverflowCheck takes torch's kernels, a bit slower")
+    return is_cuda(device) and is_right(device, _try_out, "OpOverflowCheck takes torch's kernels, a bit slower")
 
 
 def _try_out(device: torch.device) -> None:

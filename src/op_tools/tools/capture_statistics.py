@@ -25,6 +25,7 @@ from op_tools.recording.repeats import Repeats
 from op_tools.recording.staging import Kind, Stage, staged_as
 from op_tools.recording.writer import Writer
 from op_tools.reductions import digests
+from op_tools.reductions.chunks import chunks
 from op_tools.tool import Tool, this_rank
 
 _LARGEST_FILE = 256 * 2**20
@@ -44,7 +45,7 @@ class _Site:
         self.left_out = [number for number, tensor in enumerate(tensors) if staged_as(tensor) is None]
         wanted = [number for number in range(len(tensors)) if number not in known and number not in self.left_out]
         at_once = [number for number in wanted if digests.can_digest(tensors[number].device)]
-        self.fused = list(digests.chunks(tensors, at_once))
+        self.fused = list(chunks(tensors, at_once))
         self.staged = list(staging.chunks(tensors, [number for number in wanted if number not in at_once]))
 
 

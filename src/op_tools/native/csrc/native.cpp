@@ -3,7 +3,8 @@
 // In reading order: python.h (objects of Python's, held by threads of autograd's), describe.h (arguments in words),
 // book.h, timer.h and calls.h (the clock of OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h
 // (where in the program a call is), shortcut.h (the whole way of a call that is only timed), notes.h (the tensors of a
-// call), rows.h (tables of arguments), lists.h (many tensors at once), checksum.h, and here the module.
+// call), rows.h (tables of arguments), lists.h (many tensors at once), checksum.h, digest.h and digest_operator.h (a few
+// numbers that tell what a tensor holds), and here the module.
 #include "python.h"
 
 #include "describe.h"
@@ -15,6 +16,7 @@
 #include "rows.h"
 #include "lists.h"
 #include "checksum.h"
+#include "digest_operator.h"
 
 namespace {
 
@@ -63,6 +65,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "op_tools_native", nullptr, -1, fun
 PyMODINIT_FUNC PyInit_op_tools_native() {
   PyObject* made = PyModule_Create(&module);
   const bool is_whole = made != nullptr && edges::add_to(made) && timer::add_to(made) && shortcut::add_to(made) &&
-                        checksum::add_to(made);
+                        checksum::add_to(made) && digest::add_to(made);
   return is_whole ? made : nullptr;
 }
