@@ -62,8 +62,10 @@ def same(one, other):
 
 
 def check(one, other):
-    for name in ("numel", "nan", "inf", "checksum", "min", "max", "shape", "dtype"):
+    for name in ("numel", "nan", "inf", "min", "max", "shape", "dtype"):
         assert same(getattr(one, name), getattr(other, name)), name
+    if one.dtype != "float16" or not one.nan:  # torch itself converts NaN in two ways: at a tensor's end, and before
+        assert one.checksum == other.checksum
     size = 0.0 if math.isnan(one.min) else max(abs(one.min), abs(one.max))
     assert one.mean == pytest.approx(other.mean, rel=1e-6, abs=1e-6 * size, nan_ok=True)
     assert one.norm == pytest.approx(other.norm, rel=1e-6, nan_ok=True)
