@@ -283,6 +283,18 @@ def test_under_autocast_the_numbers_are_the_same(way, device):
     assert watched.sketch == plain.sketch
 
 
+@pytest.mark.parametrize("begins_in_it", [True, False])
+def test_in_and_out_of_inference_mode(way, device, begins_in_it, monkeypatch):
+    monkeypatch.setattr(capture_statistics, "_LONGEST", 0)
+    tensor = torch.tensor([1.0, math.inf, 3.0], device=device)
+    with op_tools.OpCapture(mode="statistics", ops=NEG, verbose=0):
+        for number in range(4):
+            with torch.inference_mode((number % 2 == 0) is begins_in_it):
+                tensor.neg().neg()
+                op_tools.step()
+    assert [(record.mean, record.inf) for record in pack.read(".") if record.part == "input"] == [(2, 1), (-2, 1)] * 4
+
+
 def test_random_numbers_are_left_alone(way, device):
     module = torch.get_device_module(device)
     before = (torch.get_rng_state(), module.get_rng_state())

@@ -40,6 +40,9 @@ def main(library: str) -> None:
     assert (rows.split(",")[:2], count) == (["torch.Tensor.mul", "7"], 1), rows
     assert native.describe_call((x, 3.0), {}).endswith('"dtype": "float32"}, 3.0], "kwargs": {}}')
     assert native.edges_of_inputs((1, [torch.ones(1)]), {}) is None
+    lines = torch.zeros(2, 13, dtype=torch.int64)
+    native.digest([torch.arange(1000.0), torch.arange(7)], lines, 0)
+    assert lines[:, 4:6].view(torch.float64).tolist() == [[0.0, 999.0], [0.0, 6.0]], lines
 
 
 if __name__ == "__main__":

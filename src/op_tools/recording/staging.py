@@ -149,8 +149,9 @@ class Stage:
         self._length = -(-CAPACITY // dtype.itemsize // self._width) * self._width  # of the next buffer
         self._longest = self._length * _MOST_GROWTH
         self._free: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+        self._dtype, self._device = dtype, device
         for _ in range(_BUFFERS):
-            self._free.put(torch.empty(self._length, dtype=dtype, device=device))
+            self._free.put(self._new_buffer())
         self._buffer = self._free.get()
         self._room = self._length  # of this buffer
         self._batch = _Batch()
@@ -216,7 +217,7 @@ class Stage:
         if batch.labels or not batch.starts_whole:
             began = time.perf_counter()
             buffer, on_the_way = self._buffer.view(-1, self._width), OnTheWay()
-            with self._in_its_stream(), torch.no_grad(), torch._C._DisableAutocast():
+            with self._in_its_stream(), torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
                 rows = self._digested(buffer[: batch.rows])
                 rows = Rows(on_the_way.add(rows.numbers), on_the_way.add(rows.bits))
                 tails = on_the_way.add(torch.stack([buffer[row] for row, _ in batch.tails])) if batch.tails else None
@@ -244,8 +245,12 @@ class Stage:
             except queue.Empty:
                 if not self._writer.is_broken and self._writer.is_busy():
                     continue
-                return self._buffer.new_empty(self._length)
-            return buffer if len(buffer) == self._length else self._buffer.new_empty(self._length)
+                return self._new_buffer()
+            return buffer if len(buffer) == self._length else self._new_buffer()
+
+    def _new_buffer(self) -> Tensor:
+        with torch.inference_mode(False):  # or it could be filled in that mode only
+            return torch.empty(self._length, dtype=self._dtype, device=self._device)
 
     # -- in the writer's thread ---------------------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@ other: what a device makes of that, and in which stream, is up to the device.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Callable
+
 import torch
 from torch import Tensor
 
@@ -35,11 +38,14 @@ def _read_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def reaches(device: torch.device) -> bool:
     """Whether the kernel gets this device's own memory: a copy for the CPU would cost more than torch's kernels do."""
-    address = getattr(native.library(), "address", None)
-    if address is None:
-        return False
-    tensor = torch.ones(1, device=device)
+    address: Callable[[Tensor], int] | None = getattr(native.library(), "address", None)
+    return address is not None and _is_reached(device, address)
+
+
+@cache
+def _is_reached(device: torch.device, address: Callable[[Tensor], int]) -> bool:
     try:
-        return bool(address(tensor) == tensor.data_ptr())
+        tensor = torch.ones(1, device=device)
+        return address(tensor) == tensor.data_ptr()
     except RuntimeError:  # there is no such kernel for it
         return False
