@@ -212,7 +212,7 @@ def narrow(tmp_path_factory):
 @pytest.mark.parametrize("length", [0, 1, 7, 513, 65_537])
 def test_small_registers_hold_the_same_numbers(narrow, dtype, length):
     tensor = made(dtype, length, 0, BAD)
-    line = torch.zeros(digests.LINE, dtype=torch.int64)
+    line = torch.zeros(digest.LINE, dtype=torch.int64)
     narrow(KINDS[dtype], ctypes.c_void_p(tensor.data_ptr()), length, ctypes.c_void_p(line.data_ptr()))
     right = digests._expected(tensor, digest.Weights())
     assert torch.equal(line[:4], right[:4])

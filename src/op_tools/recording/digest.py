@@ -187,6 +187,7 @@ def sums(rows: Rows, bad: Tensor | None, lengths: list[int], row_counts: list[in
 
 
 COLUMNS = ("min", "max", "mean", "std", "norm", *(f"sketch{number}" for number in range(SKETCH)))
+LINE = 4 + len(COLUMNS)  # numbers of a digest: elements, NaN, infinities, bits; then COLUMNS
 
 
 def finished(sums: Sums) -> Tensor:

@@ -24,7 +24,6 @@ from op_tools.reductions.chunks import KINDS, Chunk, chunks, plain
 from op_tools.reductions.compiled import CompileError, is_cuda, is_right
 from op_tools.reductions.digests_cuda import CudaDigests
 
-LINE = 4 + len(digest.COLUMNS)  # numbers of a digest: elements, NaN, infinities, bits; then COLUMNS
 _LINES = 4096  # that gather on the device
 _LONGEST = 0.25  # seconds until they are fetched, so that little is lost when the program dies
 
@@ -54,7 +53,7 @@ class Stage:
         self._begin()
 
     def _begin(self) -> None:
-        self._lines = torch.empty(_LINES, LINE, dtype=torch.int64, device=self._device)
+        self._lines = torch.empty(_LINES, digest.LINE, dtype=torch.int64, device=self._device)
         self._used = 0
         self._labels: list[tuple[Label, list[int]]] = []
         self._due = time.monotonic() + _LONGEST

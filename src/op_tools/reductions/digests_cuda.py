@@ -72,7 +72,7 @@ class CudaDigests:
             self._room(2 * layout.blocks)
         copies: list[Tensor] = []  # that must be there until the launch
         pointers = _pointers(tensors, chunk, addresses, copies)
-        line = lines.data_ptr() + first * lines.shape[1] * 8
+        line = lines.data_ptr() + first * digest.LINE * 8
         layout.pointers.pack_into(self._table, 0, line, *self._places, len(pointers), *pointers)
         if self._items_of is not chunk:
             self._table[_ITEMS_AT : _ITEMS_AT + len(layout.items)] = layout.items

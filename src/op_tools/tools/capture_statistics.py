@@ -226,7 +226,7 @@ class Statistics:
 
     def _write_without_numbers(self, label: _Label, numbers: list[int], numels: list[int]) -> None:
         labels = torch.tensor([label], dtype=torch.int64, device="cpu").expand(len(numbers), -1)
-        digests = torch.full((len(numels), 4 + len(digest.COLUMNS)), math.nan, dtype=torch.float64, device="cpu")
+        digests = torch.full((len(numels), digest.LINE), math.nan, dtype=torch.float64, device="cpu")
         digests = digests.view(torch.int64)
         digests[:, :4] = 0
         digests[:, 0] = torch.tensor(numels, dtype=torch.int64, device="cpu")

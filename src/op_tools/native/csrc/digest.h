@@ -256,10 +256,10 @@ OP_TOOLS_INLINE Row difficult_row(const typename Of::Raw* elements, int64_t coun
     for (int64_t first = 0; first < left; first += Wide::count, few += sizeof(Few)) {
       const auto value = Wide::value(load<Few>(few)), weight = Wide::value(load<Few>(weights + place + first));
       const Words is_finite = reinterpret_cast<Words>(value - value == 0), is_nan = reinterpret_cast<Words>(value != value);
-      const auto is_counted = is_finite & reinterpret_cast<Words>(numbers + first < static_cast<uint64_t>(left));
+      const Words is_inside = reinterpret_cast<Words>(numbers < static_cast<uint64_t>(left - first)) & is_finite;
       sums.add(reinterpret_cast<typename Wide::Values>(reinterpret_cast<Words>(value) & is_finite), weight);
-      ends.smallest = is_counted && value < ends.smallest ? value : ends.smallest;
-      ends.largest = is_counted && value > ends.largest ? value : ends.largest;
+      ends.smallest = (reinterpret_cast<Words>(value < ends.smallest) & is_inside) ? value : ends.smallest;
+      ends.largest = (reinterpret_cast<Words>(value > ends.largest) & is_inside) ? value : ends.largest;
       nan -= is_nan;  // a true one is -1
       infinite -= ~is_finite & ~is_nan;
     }
