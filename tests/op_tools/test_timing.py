@@ -15,11 +15,13 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import op_tools
 from ditorch.demo import GPT, batches
@@ -269,6 +271,7 @@ class TestShortcut:
         with op_tools.OpTimeMeasure(verbose=0):
             assert [x + Other() for _ in range(3)] == ["mine"] * 3
 
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*is deprecated:DeprecationWarning")
     def test_calls_that_are_left_alone_are(self, device):
         x = torch.ones(3, device=device)
         with op_tools.OpTimeMeasure(verbose=0):
@@ -276,7 +279,25 @@ class TestShortcut:
             torch.ones(3).exp()
             torch.ones(3, device="meta").exp()
             torch.func.vmap(torch.Tensor.exp)(x)
+            torch.func.grad(lambda x: x.exp()[0])(x)
+            torch.jit.trace(lambda x: x.exp(), (x,), check_trace=False)
         assert len(table()) == 1
+
+    def test_a_dispatch_mode_sees_the_op_and_nothing_of_ours(self, device):
+        class Seen(TorchDispatchMode):
+            names: ClassVar[list[str]] = []
+
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                self.names.append(str(func))
+                return func(*args, **(kwargs or {}))
+
+        x = torch.ones(3, device=device)
+        with op_tools.OpTimeMeasure(verbose=0):
+            x.exp()
+            with Seen():
+                x.exp()
+        assert Seen.names == ["aten.exp.default"]
+        assert len(table()) == 2
 
     def test_another_tool_beside_it_sees_every_call(self, device):
         x = torch.ones(3, device=device)

@@ -90,7 +90,7 @@ inline PyObject* address(PyObject*, PyObject* value) {
 // Not by TORCH_LIBRARY, for what that throws ends the process. Where the operators cannot be had, the module goes without.
 inline bool add_to(PyObject* module) {
   static PyMethodDef functions[] = {
-      {"digest", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(digest)), METH_FASTCALL,
+      {"digest", python::method(digest), METH_FASTCALL,
        "(tensors, lines, first): writes the digests of tensors of one device into lines of it"},
       {"address", address, METH_O, "tensor -> where `digest` finds its elements"},
       {nullptr, nullptr, 0, nullptr}};
