@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools.comparing.reference import Arguments
+from op_tools.comparing.arguments import Arguments
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from op_tools import show
 from op_tools.call import OpCall
-from op_tools.comparing.compare import Comparison, Row
+from op_tools.comparing.compare import Comparison
+from op_tools.comparing.row import Row
 from op_tools.comparing.verdict import EQUAL, Measures
 from op_tools.rows import cell
 

@@ -5,48 +5,28 @@ The tool does it while a program runs, replay does it with calls from disk, a wo
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
 from op_tools import trees
 from op_tools.comparing import chance, lists, order, reference, traits, verdict
+from op_tools.comparing.arguments import Arguments, is_long_list
 from op_tools.comparing.pair import CannotCompare, Pair, Seen, is_tf32
 from op_tools.comparing.parts import Gradient, Input, Many, Output, Part, dense, end_to_end
 from op_tools.comparing.precision import Precision, precision_of
-from op_tools.comparing.reference import Arguments, Run
-from op_tools.comparing.screen import Look
+from op_tools.comparing.reference import Run
+from op_tools.comparing.row import Row, error_info, judge_plain, output_names, range_of
 from op_tools.comparing.second_look import MOVES
 from op_tools.comparing.tolerance import Tolerance, Tolerances
 from op_tools.comparing.traits import Trait
 from op_tools.comparing.verdict import Verdict
 from op_tools.recording import snapshot
 from op_tools.rerouting.dtypes import read_cast_tables
-
-
-@dataclass
-class Row:
-    """One value compared. `verdict` is None where it was not: `reason` says why."""
-
-    name: str
-    verdict: Verdict | None
-    atol: float = 0.0
-    rtol: float = 0.0
-    error_info: str = ""
-    reason: str = ""
-
-    @property
-    def is_wrong(self) -> bool:
-        return self.verdict is not None and not self.verdict.right
-
-    @property
-    def is_close(self) -> bool:
-        return self.verdict is None or self.verdict.measures.allclose
 
 
 @dataclass
@@ -66,14 +46,6 @@ class Comparison:
         return any(row.is_wrong for row in self.rows)
 
 
-class Glance(NamedTuple):
-    """A row, and the look that will decide it; None where it is decided, or will be with another row, whose it is."""
-
-    row: Row
-    look: Look | None
-    same: Row | None = None
-
-
 class Comparer:
     """Compares calls with the CPU; or, `on_device`, with the same device in higher precision.
 
@@ -87,7 +59,7 @@ class Comparer:
         on_device: bool = False,
         slack: float = 1.0,
     ) -> None:
-        self._tolerances = tolerances
+        self.tolerances = tolerances
         self._cast_table = cast_table
         self.on_device = on_device
         self._slack = slack
@@ -125,8 +97,8 @@ class Comparer:
             if pair is None or not pair.run_backward(grad_outputs):
                 pair = self._pair(seen, grad_outputs)
             rows = [
-                self._row(f"{seen.name} {label}", got, pair, Gradient(place))
-                for place, (label, got) in enumerate(zip(_gradient_labels(seen.given), grad_inputs))
+                self._row(name, got, pair, Gradient(place))
+                for place, (name, got) in enumerate(zip(seen.given.gradient_names(seen.name), grad_inputs))
                 if got is not None and pair.expected_part(Gradient(place)) is not None
             ]
             return Comparison(rows, pair.expected, pair.gradients, pair.casts)
@@ -135,11 +107,12 @@ class Comparer:
 
     def same_memory(self, seen: Seen) -> Comparison:
         """For a view: its numbers are its input's, and it looks at them as it should."""
-        values = [value for _, value in trees.leaves(seen.result)]
-        names = seen.given.labels("input") + _numbered("output", len(values))
+        op, result, tolerance_of = seen.name, seen.result, self.tolerances.of
+        values = [result] if isinstance(result, Tensor) else [value for _, value in trees.leaves(result)]
+        names = (*seen.given.names(op, "input"), *output_names(op, len(values)))
         return Comparison(
             [
-                Row(f"{seen.name} {name}", verdict.RIGHT, *self._tolerances.of(seen.name, value))
+                Row(name, verdict.RIGHT, *tolerance_of(op, value))
                 for name, value in zip(names, (*seen.given.leaves, *values))
             ]
         )
@@ -157,8 +130,6 @@ class Comparer:
             higher = reference.higher_on(seen.given.tensors, higher)
         return Pair(seen, higher, grad_outputs, self.on_device, self._slack, with_graph, first_look)
 
-    # ---- a first look on the device ----------------------------------------------------------------------------------
-
     def pair_to_glance_at(self, seen: Seen, with_graph: bool) -> Pair | None:
         """The runs for a first look; None where only a full comparison will do."""
         if traits.of(seen.name) is None or traits.has(seen.name, Trait.EMPTY):
@@ -166,107 +137,6 @@ class Comparer:
         if is_tf32(seen) or chance.is_random(seen.name, seen.given.args, seen.given.kwargs):
             return None
         return self._pair(seen, with_graph=with_graph, first_look=True)
-
-    def forward_glances(self, seen: Seen, pair: Pair) -> list[Glance] | None:
-        """As `forward`, without waiting; None where only a full comparison will do."""
-        got = [seen.result] if isinstance(seen.result, Tensor) else [value for _, value in trees.leaves(seen.result)]
-        if got and len(got) != len(pair.expected.results):
-            return None
-        known: dict[int, Row] = {}  # by the id of a tensor: a call that works in place returns an argument
-        glances = [] if seen.kept is None else self._input_glances(seen, seen.kept, pair, known)
-        names = _numbered(f"{seen.name} output", len(got))
-        if reference.is_long_list(seen.result):
-            first, last = known.get(id(got[0])), known.get(id(got[-1]))
-            if first is not None and first is last:
-                glances.append(Glance(replace(first, name=_range_of(names)), None, first))
-            else:
-                glances.append(self._glances_of_list(names, got, pair, [Output(index) for index in range(len(got))]))
-        else:
-            for index, (name, value) in enumerate(zip(names, got)):
-                row = known.get(id(value))
-                if row is None:
-                    glances.append(self._glance(name, value, pair, Output(index)))
-                else:
-                    glances.append(Glance(replace(row, name=name), None, row))
-        return _all_or_none(glances)
-
-    def _input_glances(self, seen: Seen, kept: Arguments, pair: Pair, known: dict[int, Row]) -> list[Glance | None]:
-        names = [f"{seen.name} {label}" for label in seen.given.labels("input")]
-        glances: list[Glance | None] = []
-        together: set[int] = set()
-        for places in seen.given.long_lists():
-            listed = slice(places.start, places.stop)
-            changed = [index in pair.changed for index in places]
-            if all(changed):
-                parts = [Input(index) for index in places]
-                glance = self._glances_of_list(names[listed], kept.leaves[listed], pair, parts)
-                glances.append(glance)
-                if glance is not None:
-                    known.update((id(value), glance.row) for value in kept.leaves[listed])
-            elif not any(changed):
-                before, after = end_to_end(seen.before.leaves[listed]), end_to_end(kept.leaves[listed])
-                name, first = _range_of(names[listed]), Input(places.start)
-                glances.append(self._unchanged_glance(name, before, after, pair, first))
-            else:
-                continue
-            together.update(places)
-        for index, (name, before, after) in enumerate(zip(names, seen.before.leaves, kept.leaves)):
-            if index in together:
-                continue
-            if index not in pair.changed:
-                glances.append(self._unchanged_glance(name, before, after, pair, Input(index)))
-                continue
-            glance = self._glance(name, after, pair, Input(index))
-            glances.append(glance)
-            if glance is not None:
-                known[id(after)] = glance.row
-        return glances
-
-    def _glances_of_list(
-        self, names: Sequence[str], got: Sequence[Any], pair: Pair, parts: Sequence[Input | Output]
-    ) -> Glance | None:
-        return self._glance(_range_of(names), end_to_end(got), pair, Many(tuple(parts)))
-
-    def backward_glances(
-        self,
-        seen: Seen,
-        pair: Pair,
-        grad_outputs: Sequence[Tensor | None],
-        grad_inputs: Sequence[Tensor | None],
-    ) -> list[Glance] | None:
-        """As `backward`, without waiting; None where only a full comparison will do."""
-        if not pair.run_backward(grad_outputs):
-            return None
-        glances = [
-            self._glance(f"{seen.name} {label}", got, pair, Gradient(place))
-            for place, (label, got) in enumerate(zip(_gradient_labels(seen.given), grad_inputs))
-            if got is not None and pair.expected_part(Gradient(place)) is not None
-        ]
-        return _all_or_none(glances)
-
-    def _glance(self, name: str, got: Any, pair: Pair, part: Part) -> Glance | None:
-        expected, tolerance = pair.expected_part(part), self._tolerances.of(pair.name, got)
-        if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
-            judged = _judge_plain(got, expected, None, tolerance)
-            return Glance(Row(name, judged, *tolerance), None) if judged.right else None
-        if got.shape != expected.shape or not _is_plain(got) or not _is_plain(expected) or got.is_cpu:
-            return None
-        row = Row(name, None, *tolerance, _error_info(got, expected))
-        precision = None
-        if not got.is_floating_point() or (pair.is_exact and not isinstance(part, Gradient)):
-            expected = expected.to(got.dtype)
-        else:
-            precision = pair.precision(got, None)
-        return Glance(row, Look(got, snapshot.on_device(expected, got.device), precision, tolerance))
-
-    def _unchanged_glance(self, name: str, before: Any, after: Any, pair: Pair, part: Input) -> Glance | None:
-        tolerance = self._tolerances.of(pair.name, before)
-        if not isinstance(before, Tensor) or after is before:
-            return Glance(Row(name, verdict.RIGHT, *tolerance), None)
-        if not _is_plain(before) or not _is_plain(after) or before.is_cpu:
-            return None
-        row = Row(name, None, *tolerance, _error_info(before, pair.expected_part(part)))
-        return Glance(row, Look(after, before, None, tolerance))
 
     # ---- the parts of a call -----------------------------------------------------------------------------------------
 
@@ -276,11 +146,11 @@ class Comparer:
             return []  # what it returns is what it was given
         if len(got) != len(pair.expected.results):
             raise CannotCompare(f"{len(got)} results on the device, {len(pair.expected.results)} as reference")
-        names = _numbered(f"{seen.name} output", len(got))
-        if reference.is_long_list(seen.result):
+        names = output_names(seen.name, len(got))
+        if is_long_list(seen.result):
             first, last = known.get(id(got[0])), known.get(id(got[-1]))
             if first is not None and first is last:
-                return [replace(first, name=_range_of(names))]
+                return [replace(first, name=range_of(names))]
             return self._rows_of_list(names, got, pair, [Output(index) for index in range(len(got))], {})
         return [
             replace(known[id(value)], name=name) if id(value) in known else self._row(name, value, pair, Output(index))
@@ -288,7 +158,7 @@ class Comparer:
         ]
 
     def _input_rows(self, seen: Seen, kept: Arguments, pair: Pair, known: dict[int, Row]) -> Iterator[Row]:
-        names = [f"{seen.name} {label}" for label in seen.given.labels("input")]
+        names = seen.given.names(seen.name, "input")
         together: set[int] = set()
         for places in seen.given.long_lists():
             if all(index in pair.changed for index in places):
@@ -304,13 +174,13 @@ class Comparer:
                 yield row
 
     def _input_row(self, name: str, before: Any, after: Any, pair: Pair, index: int) -> Row:
-        tolerance = self._tolerances.of(pair.name, before)
+        tolerance = self.tolerances.of(pair.name, before)
         if not isinstance(before, Tensor):
             return Row(name, verdict.RIGHT, *tolerance)
         if index in pair.changed:
             return self._row(name, after, pair, Input(index))
         if after is before or verdict.same_bits(before, after):
-            return Row(name, verdict.RIGHT, *tolerance, _error_info(before, pair.expected_part(Input(index))))
+            return Row(name, verdict.RIGHT, *tolerance, error_info(before, pair.expected_part(Input(index))))
         judged = verdict.judge_exact(after, before)
         reason = f"the call changed an input that it must leave alone: {judged.reason}"
         return Row(name, judged._replace(right=False, reason=reason, severity=math.inf), *tolerance)
@@ -324,7 +194,7 @@ class Comparer:
         known: dict[int, Row],
     ) -> list[Row]:
         """One row for many tensors; if something is wrong with them, a row for each."""
-        together = self._row(_range_of(names), end_to_end(got), pair, Many(tuple(parts)))
+        together = self._row(range_of(names), end_to_end(got), pair, Many(tuple(parts)))
         rows = [together] * len(got)
         if together.is_wrong:
             each = [self._row(name, value, pair, part) for name, value, part in zip(names, got, parts)]
@@ -335,10 +205,10 @@ class Comparer:
     def _row(self, name: str, got: Any, pair: Pair, part: Part) -> Row:
         """One value of the device beside the reference's."""
         same, expected = pair.same_part(part), pair.expected_part(part)
-        tolerance = self._tolerances.of(pair.name, got)
+        tolerance = self.tolerances.of(pair.name, got)
         if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
-            return Row(name, _judge_plain(got, expected, same, tolerance), *tolerance)
-        info = _error_info(got, expected)
+            return Row(name, judge_plain(got, expected, same, tolerance), *tolerance)
+        info = error_info(got, expected)
         got, expected, same = dense(got), dense(expected), None if same is None else dense(same)
         if got.shape != expected.shape:
             return Row(name, verdict.wrong_shape(got, expected), *tolerance, info)
@@ -364,7 +234,7 @@ class Comparer:
             return Comparison(skipped="random")
         reason = chance.draws_are_wrong(result, draws)
         judged = Verdict(not reason, reason, verdict.EQUAL, math.inf if reason else 0.0)
-        return Comparison([Row(f"{seen.name} output", judged, *self._tolerances.of(seen.name, result))])
+        return Comparison([Row(f"{seen.name} output", judged, *self.tolerances.of(seen.name, result))])
 
     def _dropout_forward(self, seen: Seen, result: Tensor) -> Comparison:
         given, rate = seen.given.tensors[0].detach(), chance.drop_rate(seen.given.args, seen.given.kwargs)
@@ -385,14 +255,14 @@ class Comparer:
         given, rate = seen.given.tensors[0].detach(), chance.drop_rate(seen.given.args, seen.given.kwargs)
         # where the input was zero the mask cannot be seen: either gradient is right
         mask = torch.where(given == 0, got != 0, chance.mask_of(given, result))
-        label = _gradient_labels(seen.given)[0]
-        return Comparison([self._masked_row(f"{seen.name} {label}", got, arrived, mask, rate, seen.name)])
+        name = seen.given.gradient_names(seen.name)[0]
+        return Comparison([self._masked_row(name, got, arrived, mask, rate, seen.name)])
 
     def _masked_row(self, name: str, got: Tensor, given: Tensor, mask: Tensor, rate: float, op: str) -> Row:
-        got, tolerance = got.detach(), self._tolerances.of(op, got)
+        got, tolerance = got.detach(), self.tolerances.of(op, got)
         expected = chance.dropped_out(given.double(), mask, rate)
         judged = verdict.judge(got, expected, expected.to(got.dtype), precision_of(got.dtype), tolerance)
-        return Row(name, judged, *tolerance, _error_info(got, expected))
+        return Row(name, judged, *tolerance, error_info(got, expected))
 
 
 def compare_call(
@@ -413,15 +283,6 @@ def compare_call(
     if grad_outputs is not None:
         found.append(comparer.backward(seen, *snapshot.host_copy((list(grad_outputs), list(grad_inputs)))))
     return found
-
-
-def _all_or_none(glances: Sequence[Glance | None]) -> list[Glance] | None:
-    found = [glance for glance in glances if glance is not None]
-    return found if len(found) == len(glances) else None
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_neg()
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
@@ -478,43 +339,3 @@ def _judge_exactly(got: Tensor, expected: Tensor, same: Tensor | None, pair: Pai
         if undecided is not None:
             return verdict.judge_exact(got, expected, undecided)
     return judged
-
-
-def _judge_plain(got: Any, expected: Any, same: Any, tolerance: Tolerance) -> Verdict:
-    """Python's numbers, and whatever else is no tensor."""
-    numbers = isinstance(got, (int, float, complex)) and isinstance(expected, (int, float, complex))
-    if not numbers or got in (expected, same) or (got != got and expected != expected):
-        return verdict.RIGHT
-    distance = abs(got - expected)
-    close = distance <= tolerance.atol + tolerance.rtol * abs(expected)
-    relative = distance / abs(expected) if expected else math.inf
-    measures = verdict.Measures(close, distance, relative, 1.0 if close else math.nan)
-    return Verdict(close, "" if close else f"{got} instead of {expected}", measures, 0.0 if close else math.inf)
-
-
-# ---- names and texts -------------------------------------------------------------------------------------------------
-
-
-def _numbered(name: str, count: int) -> list[str]:
-    return [name] if count == 1 else [f"{name}[{index}]" for index in range(count)]
-
-
-def _range_of(names: Sequence[str]) -> str:
-    """`input[0..51]` for many names."""
-    return f"{names[0][:-1]}..{names[-1].rpartition('[')[2]}"
-
-
-def _gradient_labels(given: Arguments) -> list[str]:
-    """A gradient is called after its input: that of `input[1]` is `grad[1]`."""
-    return [label for label, value in zip(given.labels("grad"), given.leaves) if isinstance(value, Tensor)]
-
-
-def _error_info(got: Tensor, expected: Any) -> str:
-    if isinstance(expected, Tensor) and expected.dtype is not got.dtype:
-        return _inconsistent(got.dtype, expected.dtype)
-    return ""
-
-
-@functools.lru_cache(maxsize=1000)
-def _inconsistent(got: torch.dtype, expected: torch.dtype) -> str:
-    return f"Inconsistent dtypes: {got} {expected}"

@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from op_tools.call import OpCall
-from op_tools.comparing.compare import Comparer, Comparison, Glance
+from op_tools.comparing.compare import Comparer, Comparison
 from op_tools.comparing.examine import Examiner, Outcome
+from op_tools.comparing.glances import Glancer, Glances, OnlyInFull
 from op_tools.comparing.pair import CannotCompare, Pair, Seen
 from op_tools.comparing.screen import Screen
+from op_tools.comparing.verdict import Verdict
 from op_tools.gradients import Gradients
 from op_tools.recording import snapshot
 from op_tools.recording.marks import Marker, marker_of
-from op_tools.tensors import tensors_in, version_of
+from op_tools.tensors import tensors_in, versions_of
 
 _MOST_CALLS = 32  # in a window
 _MOST_BYTES = 2**29  # of results and references in a window
@@ -38,29 +40,17 @@ Deliver = Callable[[OpCall, Outcome], None]
 class _Record:
     """One call, or its gradients, in a window."""
 
-    __slots__ = ("_tensors", "_versions", "again", "call", "comparison", "glances")
+    __slots__ = ("_versions", "again", "call", "glances", "tensors")
 
-    def __init__(
-        self,
-        call: OpCall,
-        comparison: Comparison,
-        glances: list[Glance],
-        again: Callable[[], Outcome],
-        tensors: list[Tensor],
-    ) -> None:
+    def __init__(self, call: OpCall, glances: Glances, again: Callable[[], Outcome], tensors: list[Tensor]) -> None:
         self.call = call
-        self.comparison = comparison
         self.glances = glances
         self.again = again  # examines it in full
-        self._tensors = tensors
-        self._versions = [version_of(tensor) for tensor in tensors]
-
-    def memory(self) -> set[int]:
-        """Where its tensors lie."""
-        return {tensor.untyped_storage().data_ptr() for tensor in self._tensors if tensor.layout is torch.strided}
+        self.tensors = tensors  # that it would look at once more
+        self._versions = versions_of(tensors)
 
     def is_intact(self) -> bool:
-        return self._versions == [version_of(tensor) for tensor in self._tensors]
+        return self._versions == versions_of(self.tensors)
 
 
 class _Window:
@@ -70,12 +60,24 @@ class _Window:
         self.device = device
         self.stream_number = None if marker is None else marker.stream()
         self.records: list[_Record] = []
-        self.memory: set[int] = set()
         self.bytes = 0
+        self._memory: set[int] = set()
+        self._places_known = 0  # of so many records
         self.screen = Screen(device)
         module: Any = getattr(torch, device.type, None)
         self._module: Any = module if marker is not None and hasattr(module, "stream") else None
         self._stream: Any = None if self._module is None else self._module.current_stream(device)
+
+    def holds_any(self) -> bool:
+        """Whether there are tensors that somebody could change."""
+        return any(record.tensors for record in self.records)
+
+    def depends_on(self, memory: set[int]) -> bool:
+        """Whether tensors of its records lie there."""
+        for record in self.records[self._places_known :]:
+            self._memory |= _places(record.tensors)
+        self._places_known = len(self.records)
+        return not memory.isdisjoint(self._memory)
 
     def launch(self, stream_number: int | None) -> None:
         is_elsewhere = self._module is not None and stream_number != self.stream_number
@@ -88,6 +90,7 @@ class Later:
 
     def __init__(self, comparer: Comparer, examiner: Examiner, deliver: Deliver) -> None:
         self._comparer = comparer
+        self._glancer = Glancer(comparer.tolerances)
         self._examiner = examiner
         self._deliver = deliver
         self._lock = threading.RLock()
@@ -97,30 +100,30 @@ class Later:
     def forward(self, call: OpCall, seen: Seen, graph: bool) -> Pair | None:
         """Inputs and outputs of a call. With a `graph`, its run is returned, for the gradients that will come."""
         pair, glances = None, None
-        with contextlib.suppress(CannotCompare):  # which a full examination says
+        with contextlib.suppress(CannotCompare, OnlyInFull):  # which a full examination says
             pair = self._comparer.pair_to_glance_at(seen, graph)
-            glances = None if pair is None else self._comparer.forward_glances(seen, pair)
+            glances = None if pair is None else self._glancer.forward(seen, pair)
         again = partial(self._examined, call, seen)
-        if pair is None or glances is None:
+        if glances is None:
             self._deliver(call, again())
             return None
         # one that worked in place was given copies: what it has changed is among those that it kept
         tensors = [*(seen.given if seen.kept is None else seen.kept).tensors, *tensors_in((seen.result,))]
-        self._add(_Record(call, Comparison(casts=pair.casts), glances, again, tensors))
+        self._add(_Record(call, glances, again, tensors))
         return pair if graph else None
 
     def lists(self, call: OpCall, flat: Seen) -> None:
         """A call that has worked on lists of tensors: each list is looked at as one tensor."""
         glances = None
-        with contextlib.suppress(CannotCompare):
+        with contextlib.suppress(CannotCompare, OnlyInFull):
             pair = self._comparer.pair_to_glance_at(flat, False)
-            glances = None if pair is None else self._comparer.forward_glances(flat, pair)
+            glances = None if pair is None else self._glancer.forward(flat, pair)
         call = call.without_tensors()
         again = partial(self._examined_lists, call, flat)
         if glances is None:
             self._deliver(call, again())
         else:  # it holds copies, which nobody changes
-            self._add(_Record(call, Comparison(), glances, again, []))
+            self._add(_Record(call, glances, again, []))
 
     def backward(
         self,
@@ -133,15 +136,16 @@ class Later:
         """Its gradients, with the run that was kept for them if there is one."""
         glances = None
         arrived = grad_outputs if self._comparer.on_device else snapshot.host_copy(grad_outputs)
-        with contextlib.suppress(CannotCompare):
+        with contextlib.suppress(CannotCompare, OnlyInFull):
             pair = self._comparer.pair_to_glance_at(seen, True) if pair is None else pair
-            glances = None if pair is None else self._comparer.backward_glances(seen, pair, arrived, grad_inputs)
+            if pair is not None and pair.run_backward(arrived):
+                glances = self._glancer.backward(seen, pair, grad_inputs)
         again = partial(self._examined_gradients, call, seen, grad_outputs, grad_inputs)
-        if pair is None or glances is None:
+        if glances is None:
             self._deliver(call, again())
             return
-        tensors = [*seen.given.tensors, *(one for one in (*grad_outputs, *grad_inputs) if one is not None)]
-        self._add(_Record(call, Comparison(casts=pair.casts), glances, again, tensors))
+        tensors = [*seen.given.tensors, *[one for one in (*grad_outputs, *grad_inputs) if one is not None]]
+        self._add(_Record(call, glances, again, tensors))
 
     # ---- in full -----------------------------------------------------------------------------------------------------
 
@@ -170,13 +174,13 @@ class Later:
         """Before a call changes one of these tensors: what depends on it is decided."""
         with self._lock:
             windows = [*self._unread] if self._window is None else [*self._unread, self._window]
-            if not any(window.memory for window in windows):
+            if not any(window.holds_any() for window in windows):
                 return
             if len(tensors) > _MANY:  # an optimizer's: it would take longer to look
                 self.finish()
                 return
-            memory = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}
-            if any(not memory.isdisjoint(window.memory) for window in windows):
+            memory = _places(tensors)
+            if any(window.depends_on(memory) for window in windows):
                 self.finish()
 
     def finish(self) -> None:
@@ -186,16 +190,16 @@ class Later:
             self._read(wait=True)
 
     def _add(self, record: _Record) -> None:
-        looks = [glance.look for glance in record.glances if glance.look is not None]
+        looks = record.glances.looks
         if not looks:
-            self._decide(record, iter(()))
+            self._decide(record, ())
             return
         with self._lock:
             window = self._window_for(looks[0].got.device)
             window.screen.looks += looks
             window.records.append(record)
-            window.memory |= record.memory()
-            window.bytes += sum(look.bytes() for look in looks)
+            for look in looks:
+                window.bytes += look.got.nbytes + look.expected.nbytes
             if len(window.records) >= _MOST_CALLS or window.bytes > _MOST_BYTES:
                 self._launch()
                 self._read(wait=False)
@@ -220,24 +224,22 @@ class Later:
         unread = self._unread
         while unread and (wait or len(unread) > _MOST_UNREAD or unread[0].screen.is_ready()):
             window = unread.popleft()
-            verdicts = iter(window.screen.read())
+            verdicts, start = window.screen.read(), 0
             for record in window.records:
-                self._decide(record, verdicts)
+                end = start + len(record.glances.looks)
+                self._decide(record, verdicts[start:end])
+                start = end
 
-    def _decide(self, record: _Record, verdicts: Any) -> None:
-        rows, is_clear = [], True
-        for glance in record.glances:
-            if glance.look is not None:
-                glance.row.verdict = next(verdicts)
-                is_clear = is_clear and glance.row.verdict is not None
-            elif glance.same is not None:
-                glance.row.verdict = glance.same.verdict
-            rows.append(glance.row)
-        if is_clear:
-            record.comparison.rows = rows
-            outcome = Outcome(record.comparison)
+    def _decide(self, record: _Record, verdicts: Sequence[Verdict | None]) -> None:
+        if record.glances.decide(verdicts):
+            outcome = Outcome(Comparison(record.glances.rows))
         elif record.is_intact():
             outcome = record.again()
         else:
             outcome = Outcome(Comparison(failure="its tensors were changed before they could be looked at twice"))
         self._deliver(record.call, outcome)
+
+
+def _places(tensors: Sequence[Tensor]) -> set[int]:
+    """Where they lie."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools.comparing.reference import Arguments, is_long_list
+from op_tools.comparing.arguments import Arguments, is_long_list
 from op_tools.recording import snapshot
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from op_tools.comparing import traits
-from op_tools.comparing.reference import Arguments
+from op_tools.comparing.arguments import Arguments
 
 # where an op has its dimension among the arguments, and which one it takes if none is given
 _DIMENSIONS: dict[str, tuple[int, int | None]] = {

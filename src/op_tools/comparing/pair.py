@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from op_tools import trees
 from op_tools.comparing import lists, reference, traits, verdict
+from op_tools.comparing.arguments import Arguments, Convert
 from op_tools.comparing.parts import Gradients, Part, dense
 from op_tools.comparing.precision import (
     IN_16_BITS,
@@ -27,7 +28,7 @@ from op_tools.comparing.precision import (
     precision_of,
     real,
 )
-from op_tools.comparing.reference import Arguments, Convert, Run, Way
+from op_tools.comparing.reference import Run, Way
 from op_tools.comparing.second_look import SecondLook
 from op_tools.comparing.traits import Trait
 from op_tools.recording import snapshot

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from op_tools import messages, trees
-from op_tools.recording import snapshot
+from op_tools.comparing.arguments import Arguments, Convert
 from op_tools.rerouting import autocasting
-from op_tools.tensors import tensors_in
+from op_tools.tensors import tensors_in, versions_of
 
-Convert = Callable[[Tensor], Tensor]
 Dtypes = Mapping[torch.dtype, torch.dtype]
 
 HIGHER: Dtypes = {
@@ -31,90 +30,8 @@ HIGHER: Dtypes = {
     torch.complex32: torch.complex128,
     torch.complex64: torch.complex128,
 }
-_FEW = 8
 
 SINGLE: Dtypes = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
-
-
-class Arguments:
-    """What a call was given. The same tensor given twice is one tensor here, too."""
-
-    __slots__ = ("_leaves", "_tensors", "args", "kwargs")
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args = args
-        self.kwargs = kwargs
-        self._tensors: list[Tensor] | None = None
-        self._leaves: list[Any] | None = None
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """In order; one given twice is there twice."""
-        if self._tensors is None:
-            self._tensors = tensors_in(self.args)
-            if self.kwargs:
-                self._tensors += tensors_in(self.kwargs.values())
-        return self._tensors
-
-    @property
-    def leaves(self) -> list[Any]:
-        """Every positional value, and the tensors among those that were given by name."""
-        if self._leaves is None:
-            self._leaves = [value for _, value in trees.leaves(self.args)]
-            self._leaves += trees.tensors(self.kwargs)
-        return self._leaves
-
-    def long_lists(self) -> list[range]:
-        """Where the leaves of lists with many tensors of one dtype are, as optimizers have them."""
-        found, start = [], 0
-        for value in self.args:
-            count = sum(1 for _ in trees.leaves(value))
-            if is_long_list(value):
-                found.append(range(start, start + count))
-            start += count
-        return found
-
-    def labels(self, role: str) -> list[str]:
-        """What the leaves are called: `input[0]`, `input` where there is only one, `input weight` for one by name."""
-        count = len(self.args)
-        if any(isinstance(value, (list, tuple, dict)) for value in self.args):
-            count = sum(1 for _ in trees.leaves(self.args))
-        found = [role] if count == 1 else [f"{role}[{index}]" for index in range(count)]
-        if self.kwargs:
-            found += [f"{role}{path}" for path, value in trees.leaves(self.kwargs) if isinstance(value, Tensor)]
-        return found
-
-    def mapped(self, function: Convert) -> Arguments:
-        """The same arguments with every distinct tensor replaced."""
-        made: dict[int, Tensor] = {}
-
-        def once(tensor: Tensor) -> Tensor:
-            new = made.get(id(tensor))
-            if new is None:
-                new = made[id(tensor)] = function(tensor)
-            return new
-
-        return Arguments(trees.map_tensors(once, self.args), trees.map_tensors(once, self.kwargs))
-
-    def copied(self) -> Arguments:
-        """On the host, as they are now."""
-        return Arguments(*snapshot.host_copy((self.args, self.kwargs)))
-
-    def on_cpu(self) -> Arguments:
-        """With the names of devices among them replaced; the tensors must be there already."""
-        way = Way("", {})
-        return Arguments(_adapted(self.args, way, None), {k: _adapted(v, way, k) for k, v in self.kwargs.items()})
-
-    def bytes(self) -> int:
-        distinct = {id(tensor): tensor for tensor in self.tensors}
-        return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
-
-
-def is_long_list(value: Any) -> bool:
-    """Many tensors of one dtype, which are better looked at together."""
-    if not isinstance(value, (list, tuple)) or len(value) <= _FEW or not isinstance(value[0], Tensor):
-        return False
-    return len({part.dtype if isinstance(part, Tensor) else None for part in value}) == 1
 
 
 class Way:
@@ -133,8 +50,12 @@ class Way:
         self.name = name
         self.dtypes = dtypes
         self.device = device  # None: where the tensors are
-        self.convert = convert or (lambda tensor: tensor.to(dtypes.get(tensor.dtype, tensor.dtype)))
+        self.convert = convert or self._in_other_dtype
         self.autocast = autocast
+
+    def _in_other_dtype(self, tensor: Tensor) -> Tensor:
+        dtype = self.dtypes.get(tensor.dtype)
+        return tensor if dtype is None else tensor.to(dtype)
 
     def then(self, change: Convert) -> Way:
         """The same way with something done to every floating-point tensor in the end."""
@@ -165,24 +86,25 @@ class Run:
         outputs, given = [], []
         for output, gradient in zip(tensors_in((self.result,)), grad_outputs):
             if gradient is not None and output.requires_grad:
+                arrived = self.way.convert(gradient.detach() if gradient.requires_grad else gradient)
                 outputs.append(output)
-                given.append(self.way.convert(gradient.detach()).to(output.dtype))
-        wanted: list[Tensor] = []
-        places: list[int | None] = []
-        for leaf in self._leaves:
-            if leaf is None or any(leaf is other for other in wanted):
-                places.append(None)
-            else:
-                places.append(len(wanted))
-                wanted.append(leaf)
+                given.append(arrived if arrived.dtype is output.dtype else arrived.to(output.dtype))
+        wanted = {id(leaf): leaf for leaf in self._leaves if leaf is not None}
         if not outputs or not wanted:
             return [None] * len(self._leaves)
         with _undisturbed(self.way.autocast, graph=False):
             # as torch.autograd.grad does, which takes long to look at shapes that are known to be right
             found = _engine.run_backward(
-                tuple(outputs), tuple(given), False, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
+                tuple(outputs),
+                tuple(given),
+                False,
+                False,
+                tuple(wanted.values()),
+                allow_unreachable=True,
+                accumulate_grad=False,
             )
-        return [None if place is None else found[place] for place in places]
+        by_leaf = dict(zip(wanted, found))
+        return [by_leaf.pop(id(leaf), None) for leaf in self._leaves]
 
 
 def run(
@@ -193,32 +115,42 @@ def run(
 
     def elsewhere(tensor: Tensor) -> Tensor:
         moved = tensor.detach()
-        if moved.is_floating_point() or moved.is_complex():
+        is_number = moved.is_floating_point() or moved.is_complex()
+        if is_number:
             moved = way.convert(moved)
         if way.device is not None:
             moved = moved.to(way.device)
         if changes_inputs and moved.data_ptr() == tensor.data_ptr():
             moved = moved.clone()
-        if not graph or not tensor.requires_grad or not (moved.is_floating_point() or moved.is_complex()):
+        if not graph or not is_number or not tensor.requires_grad:
             return moved
-        leaf = leaves[id(tensor)] = moved.detach().requires_grad_()
+        leaf = leaves[id(tensor)] = moved.requires_grad_()
         return leaf.clone() if changes_inputs else leaf
 
-    # what works in place is handed a copy that belongs to the graph
-    with _undisturbed(None, True) if graph and changes_inputs else torch.no_grad():
+    # what works in place is handed a copy that belongs to the graph; all else here has none
+    with _undisturbed(None, True) if graph and changes_inputs else NOTHING:
         arguments = given.mapped(elsewhere)
-    args = _adapted(arguments.args, way, None)
-    kwargs = arguments.kwargs and {key: _adapted(value, way, key) for key, value in arguments.kwargs.items()}
-    lent = [tensor for tensor in arguments.tensors if not tensor.is_inference()]
-    versions = [tensor._version for tensor in lent]
+    args, kwargs = arguments.args, arguments.kwargs
+    if arguments.may_name_others():
+        args = _adapted(args, way, None)
+        kwargs = kwargs and {key: _adapted(value, way, key) for key, value in kwargs.items()}
+    lent = arguments.tensors
+    versions = versions_of(lent)
     with _undisturbed(way.autocast, graph):
         result = function(*args, **kwargs)
-    written = [tensor for tensor, version in zip(lent, versions) if tensor._version != version]
+    now = versions_of(lent)
+    written = [] if now == versions else [one for one, new, old in zip(lent, now, versions) if new != old]
     if written and not changes_inputs:
         raise RuntimeError("it changes its arguments on the CPU, which it does not on the device")
     if args is not arguments.args or kwargs is not arguments.kwargs:
         arguments = Arguments(args, kwargs)
     return Run(way, arguments, result, [leaves.get(id(tensor)) for tensor in given.tensors], written)
+
+
+def on_cpu(given: Arguments) -> Arguments:
+    """With the names of devices among them replaced; the tensors must be there already."""
+    way = Way("", {})
+    return Arguments(_adapted(given.args, way, None), {k: _adapted(v, way, k) for k, v in given.kwargs.items()})
 
 
 def _adapted(value: Any, way: Way, key: str | None) -> Any:
@@ -258,8 +190,13 @@ def stand_in(name: str) -> Callable[..., Any] | None:
 
 def higher_on(tensors: Sequence[Tensor], wanted: Dtypes) -> Dtypes:
     """The dtypes for a run on the device itself. Some devices have no float64: there float32 must do."""
-    device = next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
-    if device is None or _has_float64(device.type):
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            device = tensor.device
+            break
+    else:
+        return wanted
+    if _has_float64(device.type):
         return wanted
     messages.say_once(
         "autocompare",
@@ -352,6 +289,9 @@ def _hollow(shape: torch.Size, dtype: torch.dtype, device: torch.device | str, r
 # ---- leaving everything as it was ------------------------------------------------------------------------------------
 
 
+NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
 def _undisturbed(autocast: torch.dtype | None, graph: bool) -> contextlib.AbstractContextManager[Any]:
     is_plain = (
         autocast is None
@@ -359,7 +299,9 @@ def _undisturbed(autocast: torch.dtype | None, graph: bool) -> contextlib.Abstra
         and not (graph and (_saved_tensors_are_hooked() or _is_below_autograd()))
         and not torch.is_anomaly_enabled()
     )
-    return torch.set_grad_enabled(graph) if is_plain else _shielded(autocast, graph)
+    if not is_plain:
+        return _shielded(autocast, graph)
+    return NOTHING if torch.is_grad_enabled() is graph else torch.set_grad_enabled(graph)
 
 
 @contextlib.contextmanager
@@ -379,9 +321,10 @@ def _shielded(autocast: torch.dtype | None, graph: bool) -> Iterator[None]:
         yield
 
 
-def _is_below_autograd() -> bool:
-    """Inside a kernel that is written in Python nothing has gradients."""
-    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality))
+# inside a kernel that is written in Python nothing has gradients
+_is_below_autograd: Callable[[], bool] = functools.partial(
+    torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.AutogradFunctionality
+)
 
 
 @contextlib.contextmanager
@@ -394,13 +337,12 @@ def _above_autograd() -> Iterator[None]:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
 
 
+_top_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
+
+
 def _saved_tensors_are_hooked() -> bool:
     """Checkpointing hooks into what is saved for backward; what we save is no business of its."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is None or top(True) is not None
-
-
-NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    return _top_hooks(True) is not None  # where torch does not tell, they may be
 
 
 @contextlib.contextmanager

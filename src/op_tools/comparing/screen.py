@@ -41,10 +41,6 @@ class Look:
         self.tolerance = tolerance
         self.elements = got.numel()
 
-    def bytes(self) -> int:
-        """The memory that it holds until it is launched."""
-        return int(self.got.nbytes + self.expected.nbytes)
-
     def verdict(self, numbers: Sequence[float]) -> Verdict | None:
         """What came out; None where it takes a closer look."""
         found = Found(*numbers)

@@ -14,6 +14,8 @@ import re
 class Trait(enum.Flag):
     """What an op is like. Most have one trait, some several."""
 
+    __hash__ = object.__hash__  # asked for at every call, and the enum's own is written in Python
+
     VIEW = enum.auto()  # may hand out its input's memory
     EXACT = enum.auto()  # no rounding: moved data, whole numbers, truth values, one of its inputs
     POINTWISE = enum.auto()  # a few roundings for each element

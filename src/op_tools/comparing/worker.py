@@ -27,10 +27,11 @@ from torch import Tensor
 
 from op_tools import messages, trees
 from op_tools.call import OpCall
+from op_tools.comparing.arguments import Arguments
 from op_tools.comparing.compare import Comparer, Comparison
 from op_tools.comparing.examine import Examiner, Outcome
 from op_tools.comparing.pair import Seen
-from op_tools.comparing.reference import Arguments, silence
+from op_tools.comparing.reference import on_cpu, silence
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.errors import UnknownOpError
 from op_tools.lookup import torch_op
@@ -358,7 +359,7 @@ def _environment() -> dict[str, str]:
 def _both(arguments: Arguments | None) -> Any:
     if arguments is None:
         return None
-    moved = arguments.on_cpu()  # the other process has no accelerator, and may not even know its name
+    moved = on_cpu(arguments)  # the other process has no accelerator, and may not even know its name
     return moved.args, moved.kwargs
 
 

@@ -20,11 +20,11 @@ from torch import Tensor
 from op_tools import messages, paths, settings
 from op_tools.call import OpCall
 from op_tools.comparing import blame, lists, reference, screen, traits
+from op_tools.comparing.arguments import Arguments
 from op_tools.comparing.compare import Comparer
 from op_tools.comparing.examine import Examiner, Outcome
 from op_tools.comparing.later import Later
 from op_tools.comparing.pair import Pair, Seen
-from op_tools.comparing.reference import Arguments
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.comparing.traits import Trait
 from op_tools.comparing.worker import Kept, Workers

@@ -1,0 +1,208 @@
+"""What a call was given: its tensors, all of its values, what the tables call them, and copies with other tensors.
+
+The same kinds of arguments come again and again, mostly with the tensors side by side. Where those are is found once
+for each row of types (`_Form`); arguments with tensors deeper inside are walked through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from op_tools import trees
+from op_tools.recording import snapshot
+from op_tools.tensors import tensors_in
+
+Convert = Callable[[Tensor], Tensor]
+
+_FEW = 8
+_MOST_FORMS = 10_000
+# a list of these alone, such as a shape or an index, holds nothing that a run elsewhere would replace
+_NUMBERS = frozenset((int, float, bool, complex, type(None), slice, type(...)))
+
+
+class _Form:
+    """Where the tensors are among arguments of certain types."""
+
+    __slots__ = ("_names", "lists", "named", "named_lists", "names_others", "places")
+
+    def __init__(self, kinds: Sequence[type], named: dict[str, type]) -> None:
+        self.places = [place for place, kind in enumerate(kinds) if issubclass(kind, Tensor)]
+        self.lists = [place for place, kind in enumerate(kinds) if _is_nested(kind)]
+        self.named = [name for name, kind in named.items() if issubclass(kind, Tensor)]
+        self.named_lists = [name for name, kind in named.items() if _is_nested(kind)]
+        # a dtype, or what may be a device
+        self.names_others = "device" in named or any(
+            issubclass(kind, (torch.dtype, torch.device, str)) for kind in (*kinds, *named.values())
+        )
+        self._names: dict[tuple[str, str, int], list[str]] = {}
+
+    def names(self, op: str, role: str, count: int) -> list[str]:
+        """What the leaves of such arguments are called, `count` of them without those that are given by name."""
+        key = (op, role, count)
+        known = self._names.get(key)
+        if known is None:
+            labels = [*numbered(role, count), *(f"{role} {name}" for name in self.named)]
+            known = self._names[key] = [f"{op} {label}" for label in labels]
+        return known
+
+
+_forms: dict[tuple[Any, ...], _Form] = {}
+
+
+def _form_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Form | None:
+    """None where there may be tensors inside of lists: such arguments are walked through."""
+    key: tuple[Any, ...] = tuple(map(type, args))
+    if kwargs:
+        key = (*key, *kwargs, *map(type, kwargs.values()))
+    form = _forms.get(key)
+    if form is None:
+        if len(_forms) >= _MOST_FORMS:
+            _forms.clear()
+        form = _forms[key] = _Form(key[: len(args)], {name: type(value) for name, value in kwargs.items()})
+    for place in form.lists:
+        if not _holds_numbers(args[place]):
+            return None
+    for name in form.named_lists:
+        if not _holds_numbers(kwargs[name]):
+            return None
+    return form
+
+
+def _is_nested(kind: type) -> bool:
+    return issubclass(kind, (list, tuple, dict)) and not issubclass(kind, torch.Size)
+
+
+def _holds_numbers(value: Any) -> bool:
+    return _NUMBERS.issuperset(map(type, value)) and not isinstance(value, dict)
+
+
+class Arguments:
+    """What a call was given. The same tensor given twice is one tensor here, too."""
+
+    __slots__ = ("_form", "_leaves", "_tensors", "args", "kwargs")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], form: _Form | None = None) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self._form = form or _form_of(args, kwargs)
+        self._tensors: list[Tensor] | None = None
+        self._leaves: list[Any] | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """In order; one given twice is there twice."""
+        found, form = self._tensors, self._form
+        if found is None:
+            if form is None:
+                found = tensors_in(self.args) + tensors_in(self.kwargs.values())
+            else:
+                args, kwargs = self.args, self.kwargs
+                found = [args[place] for place in form.places]
+                if form.named:
+                    found += [kwargs[name] for name in form.named]
+            self._tensors = found
+        return found
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Every positional value, and the tensors among those that were given by name."""
+        found, form = self._leaves, self._form
+        if found is None:
+            if form is None:
+                found = [value for _, value in trees.leaves(self.args)]
+                found += trees.tensors(self.kwargs)
+            else:
+                found = self._positional(form)
+                if form.named:
+                    found += [self.kwargs[name] for name in form.named]
+            self._leaves = found
+        return found
+
+    def _positional(self, form: _Form) -> list[Any]:
+        if not form.lists:
+            return [*self.args]
+        found: list[Any] = []
+        for place, value in enumerate(self.args):
+            found += value if place in form.lists else (value,)
+        return found
+
+    def long_lists(self) -> list[range]:
+        """Where the leaves of lists with many tensors of one dtype are, as optimizers have them."""
+        if self._form is not None:
+            return []
+        found, start = [], 0
+        for value in self.args:
+            count = sum(1 for _ in trees.leaves(value))
+            if is_long_list(value):
+                found.append(range(start, start + count))
+            start += count
+        return found
+
+    def labels(self, role: str) -> list[str]:
+        """What the leaves are called: `input[0]`, `input` where there is only one, `input weight` for one by name."""
+        found = numbered(role, sum(1 for _ in trees.leaves(self.args)))
+        found += [f"{role}{path}" for path, value in trees.leaves(self.kwargs) if isinstance(value, Tensor)]
+        return found
+
+    def names(self, op: str, role: str) -> list[str]:
+        """The same behind the name of the op, as the tables have it."""
+        form = self._form
+        if form is None:
+            return [f"{op} {label}" for label in self.labels(role)]
+        return form.names(op, role, len(self.leaves) - len(form.named))
+
+    def gradient_names(self, op: str) -> list[str]:
+        """A gradient is called after its input: that of `input[1]` is `grad[1]`. One for each of the tensors."""
+        form, names = self._form, self.names(op, "grad")
+        if form is None or form.lists or form.named:
+            return [name for name, value in zip(names, self.leaves) if isinstance(value, Tensor)]
+        return [names[place] for place in form.places]
+
+    def mapped(self, function: Convert) -> Arguments:
+        """The same arguments with every distinct tensor replaced."""
+        made: dict[int, Tensor] = {}
+
+        def once(tensor: Tensor) -> Tensor:
+            new = made.get(id(tensor))
+            if new is None:
+                new = made[id(tensor)] = function(tensor)
+            return new
+
+        form = self._form
+        if form is None:
+            return Arguments(trees.map_tensors(once, self.args), trees.map_tensors(once, self.kwargs))
+        change = function if len(self.tensors) == 1 else once
+        args, kwargs = [*self.args], self.kwargs
+        for place in form.places:
+            args[place] = change(args[place])
+        if form.named:
+            kwargs = {**kwargs, **{name: change(kwargs[name]) for name in form.named}}
+        return Arguments(tuple(args), kwargs, form)
+
+    def copied(self) -> Arguments:
+        """On the host, as they are now."""
+        return Arguments(*snapshot.host_copy((self.args, self.kwargs)))
+
+    def bytes(self) -> int:
+        distinct = {id(tensor): tensor for tensor in self.tensors}
+        return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
+
+    def may_name_others(self) -> bool:
+        """Whether there may be dtypes and devices among them, which a run elsewhere must replace."""
+        return self._form is None or self._form.names_others
+
+
+def is_long_list(value: Any) -> bool:
+    """Many tensors of one dtype, which are better looked at together."""
+    if not isinstance(value, (list, tuple)) or len(value) <= _FEW or not isinstance(value[0], Tensor):
+        return False
+    return len({part.dtype if isinstance(part, Tensor) else None for part in value}) == 1
+
+
+def numbered(name: str, count: int) -> list[str]:
+    """One name for each of several things; a single one needs no number."""
+    return [name] if count == 1 else [f"{name}[{index}]" for index in range(count)]
