@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from op_tools import show
 from op_tools.call import OpCall
 from op_tools.comparing.compare import Comparison
 from op_tools.comparing.row import Row
-from op_tools.comparing.verdict import EQUAL, Measures
+from op_tools.comparing.verdict import EQUAL, RIGHT
 from op_tools.rows import cell
 
 _MOST_ROWS = 30  # of the summary
@@ -46,29 +45,34 @@ CSV = (
 )
 
 
-def csv_line(call: OpCall, row: Row) -> str:
-    """One value compared, with everything that is known about it, as it stands in the file."""
-    judged = row.verdict
-    if judged is None:
-        measures, end = EQUAL, f"skipped,{cell(row.reason)},0"
-    elif judged.right:
-        measures, end = judged.measures, f"right,,{judged.severity:.4g}"
-    else:
-        measures, end = judged.measures, f"wrong,{cell(judged.reason)},{_short(judged.severity)}"
-    contract, ours = _EQUAL if measures is EQUAL else _numbers(measures)
+def csv_lines(call: OpCall, rows: Sequence[Row]) -> str:
+    """The values of one call, with everything that is known about them, as they stand in the file."""
     where = call.where
+    start, end = f"{call.id},", f",{call.step},{cell(where.module)},{cell(where.line())}\r\n"
+    return "".join([f"{start}{_line(row)}{end}" for row in rows])
+
+
+def _line(row: Row) -> str:
+    judged = row.verdict
+    if judged is None or judged is RIGHT:
+        return _equal_line(row.name, row.atol, row.rtol, row.error_info, judged is not None, row.reason)
+    allclose, most, relative, cosine, max_ulp, mean_ulp, ratio, share, bad, nonfinite = judged.measures
+    end = f"right,,{judged.severity:.4g}" if judged.right else f"wrong,{cell(judged.reason)},{_short(judged.severity)}"
+    first = "" if bad is None else cell(str(list(bad)))
     return (
-        f"{call.id},{cell(row.name)},{row.is_close},{contract},{_limits(row.atol, row.rtol)},"
-        f"{cell(row.error_info)},{ours},{end},{call.step},{cell(where.module)},{cell(where.line())}"
+        f"{cell(row.name)},{allclose},{cosine:.9f},{most:.9f},{relative:.9f},{_limits(row.atol, row.rtol)},"
+        f"{cell(row.error_info)},{_short(1 - cosine)},{max_ulp:.4g},{mean_ulp:.4g},{_short(ratio)},{first},{share:.4g},"
+        f"{nonfinite},{end}"
     )
 
 
-def _numbers(measures: Measures) -> tuple[str, str]:
-    """The contract's columns, and ours."""
-    _, most, relative, cosine, max_ulp, mean_ulp, ratio, share, bad, nonfinite = measures
-    first = "" if bad is None else cell(str(list(bad)))
-    return f"{cosine:.9f},{most:.9f},{relative:.9f}", (
-        f"{_short(1 - cosine)},{max_ulp:.4g},{mean_ulp:.4g},{_short(ratio)},{first},{share:.4g},{nonfinite}"
+@functools.lru_cache(maxsize=10_000)
+def _equal_line(name: str, atol: float, rtol: float, error_info: str, is_right: bool, reason: str) -> str:
+    """For a value that is what it should be to the bit, or with which nothing is compared."""
+    end = "right,,0" if is_right else f"skipped,{cell(reason)},0"
+    return (
+        f"{cell(name)},True,1.000000000,0.000000000,0.000000000,{_limits(atol, rtol)},{cell(error_info)},"
+        f"0,0,0,0,,0,0,{end}"
     )
 
 
@@ -78,10 +82,7 @@ def _limits(atol: float, rtol: float) -> str:
 
 
 def _short(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.4g}"
-
-
-_EQUAL = _numbers(EQUAL)
+    return "" if value != value else f"{value:.4g}"
 
 
 def comparison_table(rows: Iterable[Row]) -> str:
@@ -150,10 +151,18 @@ class Summary:
             if comparison.skipped:
                 self.skipped += 1
                 return 0
-            self.values += len(comparison.rows)
-            self.not_close += sum(not row.is_close and not row.is_wrong for row in comparison.rows)
-            self.wrong_calls += comparison.is_wrong
-            return max((self._add_row(call, row) for row in comparison.rows if row.is_wrong), default=0)
+            rows, most = comparison.rows, 0
+            self.values += len(rows)
+            for row in rows:
+                judged = row.verdict
+                if judged is None:
+                    continue
+                if not judged.right:
+                    most = max(most, self._add_row(call, row))
+                elif not judged.measures.allclose:
+                    self.not_close += 1
+            self.wrong_calls += most > 0
+            return most
 
     def _add_row(self, call: OpCall, row: Row) -> int:
         assert row.verdict is not None

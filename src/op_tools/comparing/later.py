@@ -99,10 +99,7 @@ class Later:
 
     def forward(self, call: OpCall, seen: Seen, graph: bool) -> Pair | None:
         """Inputs and outputs of a call. With a `graph`, its run is returned, for the gradients that will come."""
-        pair, glances = None, None
-        with contextlib.suppress(CannotCompare, OnlyInFull):  # which a full examination says
-            pair = self._comparer.pair_to_glance_at(seen, graph)
-            glances = None if pair is None else self._glancer.forward(seen, pair)
+        pair, glances = self._glanced_at(seen, graph)
         again = partial(self._examined, call, seen)
         if glances is None:
             self._deliver(call, again())
@@ -112,12 +109,16 @@ class Later:
         self._add(_Record(call, glances, again, tensors))
         return pair if graph else None
 
+    def _glanced_at(self, seen: Seen, graph: bool) -> tuple[Pair | None, Glances | None]:
+        try:
+            pair = self._comparer.pair_to_glance_at(seen, graph)
+            return pair, None if pair is None else self._glancer.forward(seen, pair)
+        except (CannotCompare, OnlyInFull):  # a full examination says why
+            return None, None
+
     def lists(self, call: OpCall, flat: Seen) -> None:
         """A call that has worked on lists of tensors: each list is looked at as one tensor."""
-        glances = None
-        with contextlib.suppress(CannotCompare, OnlyInFull):
-            pair = self._comparer.pair_to_glance_at(flat, False)
-            glances = None if pair is None else self._glancer.forward(flat, pair)
+        _, glances = self._glanced_at(flat, False)
         call = call.without_tensors()
         again = partial(self._examined_lists, call, flat)
         if glances is None:
@@ -136,10 +137,12 @@ class Later:
         """Its gradients, with the run that was kept for them if there is one."""
         glances = None
         arrived = grad_outputs if self._comparer.on_device else snapshot.host_copy(grad_outputs)
-        with contextlib.suppress(CannotCompare, OnlyInFull):
+        try:
             pair = self._comparer.pair_to_glance_at(seen, True) if pair is None else pair
             if pair is not None and pair.run_backward(arrived):
                 glances = self._glancer.backward(seen, pair, grad_inputs)
+        except (CannotCompare, OnlyInFull):
+            pass  # as above
         again = partial(self._examined_gradients, call, seen, grad_outputs, grad_inputs)
         if glances is None:
             self._deliver(call, again())

@@ -33,7 +33,7 @@ from op_tools.comparing.second_look import SecondLook
 from op_tools.comparing.traits import Trait
 from op_tools.recording import snapshot
 from op_tools.rerouting import kinds
-from op_tools.tensors import tensors_in
+from op_tools.tensors import bytes_of, storage_of, tensors_in
 
 _ON_MATRIX_UNITS = Trait.MATRIX | Trait.CONVOLUTION
 _ON_DEVICE = Way("higher precision", reference.HIGHER, None)
@@ -76,8 +76,9 @@ class Seen:
 
     def bytes(self) -> int:
         """The memory that it takes."""
-        tensors = {id(tensor): tensor for tensor in (*self.given.tensors, *tensors_in((self.result,)))}
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
+        tensors = self.given.tensors + tensors_in((self.result,))
+        distinct = dict(zip(map(id, tensors), tensors)).values()
+        return sum(map(bytes_of, map(storage_of, distinct)))
 
     def depends_on_layout(self) -> bool:
         """True where a copy of the arguments that lies differently in memory means something else."""
@@ -193,7 +194,7 @@ class Pair:
         self.expected: Run
         self.gradients: Gradients
         only_own = self.is_exact and grad_outputs is None and not (first_look and with_graph)
-        self.second_look = SecondLook(self)
+        self._second_look: SecondLook | None = None
         reason = "" if first_look and not (only_own or on_device) else self._run_in_own_dtype(own)
         if only_own and self.same is not None:
             self.expected, self.gradients = self.same, self._same_gradients
@@ -256,9 +257,14 @@ class Pair:
     def _run(self, way: Way, function: Callable[..., Any] | None = None) -> tuple[Run, Gradients]:
         seen, graph = self.seen, self.grad_outputs is not None or self._with_graph
         function = reference.stand_in(self.name) or function or seen.function
-        with reference.random_numbers_kept() if self.is_unknown else reference.NOTHING:
-            run = reference.run(function, seen.given, way, graph, seen.changed)
-            return run, run.gradients(self.grad_outputs) if self.grad_outputs is not None else None
+        if self.is_unknown:
+            with reference.random_numbers_kept():
+                return self._run_and_backward(way, function, graph)
+        return self._run_and_backward(way, function, graph)
+
+    def _run_and_backward(self, way: Way, function: Callable[..., Any], graph: bool) -> tuple[Run, Gradients]:
+        run = reference.run(function, self.seen.given, way, graph, self.seen.changed)
+        return run, run.gradients(self.grad_outputs) if self.grad_outputs is not None else None
 
     def run_changed(self, change: Convert) -> tuple[Run, Gradients]:
         """The call in higher precision, with something done to its numbers before."""
@@ -279,8 +285,15 @@ class Pair:
         except Exception:  # noqa: BLE001  then they are run anew, and say why that fails
             return False
         self.grad_outputs = grad_outputs
-        self.second_look = SecondLook(self)  # its runs had no gradients
+        self._second_look = None  # its runs had no gradients
         return True
+
+    @property
+    def second_look(self) -> SecondLook:
+        """For what a first one does not clear."""
+        if self._second_look is None:
+            self._second_look = SecondLook(self)
+        return self._second_look
 
     def same_part(self, part: Part) -> Any:
         """This value in the run in the device's own dtype."""
@@ -332,8 +345,12 @@ class Pair:
             other = same.dtype if same.is_floating_point() or same.is_complex() else None
         # sums over what was broadcast have the errors of their terms
         is_known = same is not None or (self._first_look and not self.on_device)
-        is_sum = not is_known or not self.expected.results or got.numel() < _size(self.expected.results[0])
-        return _precision(self.name, got.dtype, other, not is_sum, self._is_tf32, self.on_device, self._slack)
+        is_by_element = is_known and not self._is_smaller_than_result(got)
+        return _precision(self.name, got.dtype, other, is_by_element, self._is_tf32, self.on_device, self._slack)
+
+    def _is_smaller_than_result(self, got: Tensor) -> bool:
+        results = self.expected.results
+        return not results or got.numel() < _size(results[0])
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -127,8 +127,10 @@ def run(
         leaf = leaves[id(tensor)] = moved.requires_grad_()
         return leaf.clone() if changes_inputs else leaf
 
-    # what works in place is handed a copy that belongs to the graph; all else here has none
-    with _undisturbed(None, True) if graph and changes_inputs else NOTHING:
+    if graph and changes_inputs:  # it is handed copies that belong to the graph
+        with _undisturbed(None, True):
+            arguments = given.mapped(elsewhere)
+    else:
         arguments = given.mapped(elsewhere)
     args, kwargs = arguments.args, arguments.kwargs
     if arguments.may_name_others():

@@ -28,7 +28,7 @@ typical element). An error of the reference itself is taken for one of the devic
 from __future__ import annotations
 
 import math
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,9 +84,9 @@ def judge(
         return RIGHT
     numbers = statistics.Numbers(got, expected, same, precision, sensitivity)
     found, limits = numbers.statistics(tolerance), precision.limits
-    weights = _weighed(found, precision, lambda: 1.0)
+    weights = _weighed(found, precision)
     if abs(weights.bias) > weights.allowed_bias:
-        weights = _weighed(found, precision, numbers.distinct_values)
+        weights = _weighed(found, precision, numbers.distinct_values())
     measures = _measures_of(found, tolerance, got.numel(), same is not None)
     if not found.blamed and weights.severity <= 1:
         return Verdict(True, "", measures, weights.severity)
@@ -119,12 +119,12 @@ class _Weights(NamedTuple):
     severity: float
 
 
-def _weighed(found: Found, precision: Precision, distinct: Callable[[], float]) -> _Weights:
+def _weighed(found: Found, precision: Precision, distinct: float = 1.0) -> _Weights:
     limits, count = precision.limits, max(found.nonzero, 1.0)
     few = 1 + 3 / math.sqrt(count)  # the mean of a few squares is often far from typical
     bulk, usual = math.sqrt(found.squares / count), math.sqrt(found.usual_squares / count)
     allowed_bulk = few * max(limits.bulk, limits.ratio * usual)
-    bias, allowed_bias = found.bias(precision.eps * limits.bias, count, count * distinct())
+    bias, allowed_bias = found.bias(precision.eps * limits.bias, count, count * distinct)
     severity = max(found.peak / limits.peak, bulk / allowed_bulk, abs(bias) / allowed_bias)
     return _Weights(bulk, usual, allowed_bulk, bias, allowed_bias, severity)
 
@@ -151,10 +151,10 @@ def cleared(found: Found, precision: Precision, tolerance: Tolerance, elements: 
     """What `judge` says after such a first look where it finds nothing; None where there must be a second one."""
     if found.nonfinite or not math.isfinite(sum(found)):
         return None
-    weights = _weighed(found, precision, lambda: 1.0)
-    if weights.severity > 1:
+    severity = _weighed(found, precision).severity
+    if severity > 1:
         return None
-    return Verdict(True, "", _measures_of(found, tolerance, elements, False), weights.severity)
+    return Verdict(True, "", _measures_of(found, tolerance, elements, False), severity)
 
 
 def is_as_good(got: Tensor, same: Tensor, precision: Precision) -> bool:

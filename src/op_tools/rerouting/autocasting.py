@@ -32,12 +32,12 @@ _FULL = words(
 # autocast touches tensors of these dtypes
 ELIGIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
-_is_any_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+is_any_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def active_dtype(device_type: str) -> torch.dtype | None:
     """The low precision of the autocast that is on for this device; None where none is."""
-    if not _is_any_enabled():
+    if not is_any_enabled():
         return None
     if _BY_DEVICE:
         return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
@@ -48,7 +48,7 @@ def active_dtype(device_type: str) -> torch.dtype | None:
 
 def active_device_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The kind of device that a call runs on, if autocast is on for it."""
-    if not _is_any_enabled():
+    if not is_any_enabled():
         return None
     for tensor in trees.tensors((args, kwargs)):
         device_type = tensor.device.type

@@ -105,17 +105,24 @@ def may_write_silently(name: str, func: Any) -> bool:
 
 def silently_written(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an op may write into without counting up their versions."""
-    places = _WRITE_SILENTLY.get(name) or _WRITE_SILENTLY.get(short_name(name))
-    if places is None:
-        is_registered = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
-        places = _written_places(func if is_registered else short_name(name))
-    elif "update_stats" not in name and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
+    is_registered = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    places, only_in_training = _silent_places(name, func if is_registered else None)
+    if not places or (only_in_training and not (args[5] if len(args) > 5 else kwargs.get("training", False))):
         return []
     return [
         kwargs[key] if key in kwargs else args[position]
         for position, key in places
         if key in kwargs or position < len(args)
     ]
+
+
+@lru_cache(maxsize=10_000)
+def _silent_places(name: str, registered: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
+    """Where the arguments are that an op with this name writes into silently, and whether in training only."""
+    places = _WRITE_SILENTLY.get(name) or _WRITE_SILENTLY.get(short_name(name))
+    if places is not None:
+        return places, "update_stats" not in name
+    return _written_places(short_name(name) if registered is None else registered), False
 
 
 @lru_cache(maxsize=4096)

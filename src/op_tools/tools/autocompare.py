@@ -34,11 +34,12 @@ from op_tools.recording import snapshot
 from op_tools.rerouting import autocasting, kinds
 from op_tools.rerouting.dtypes import read_cast_tables
 from op_tools.rows import CsvFile
-from op_tools.tensors import tensors_in, version_of
+from op_tools.tensors import requires_grad, tensors_in, versions_of
 from op_tools.tool import Tool
 
 _MOST_KNOWN = 200_000  # distinct calls that are remembered
 _SLACK = 4.0  # where only the device itself is asked, and nobody confirms what it finds
+_ON_MATRIX_UNITS, _BY_ELEMENT = Trait.MATRIX | Trait.CONVOLUTION, Trait.POINTWISE | Trait.EXACT
 _GRAPH = 8  # times the bytes of a call: about what a run of it in float64 takes, with what it keeps for its gradients
 _LONGEST_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
 
@@ -179,50 +180,61 @@ class OpAutoCompare(Tool):
     def after(self, call: OpCall, state: Any) -> Any:
         if state is None:
             return None
-        pair = None
-        wants_gradients = torch.is_grad_enabled() and any(part.requires_grad for part in tensors_in((call.result,)))
+        wants_gradients = torch.is_grad_enabled() and _requires_gradient(call.result)
         if state.is_view(call):
-            seen = state.seen(call, state.live, _device_of(call))
-            self._take(call, self._examiner.view(call, seen))
-            seen.given = state.live.mapped(self._hollow)
-        elif self._on_device:
-            given = state.given
-            if given is None:
-                given = (state.joined() if self._later is not None and "_foreach_" in call.name else None) or state.live
-            seen = state.seen(call, given, "")
-            if seen.changed and state.given is None:
-                self._in_place.add(call.name)  # the next time its inputs are copied
-                return None
-            seen.kept = state.live if seen.changed else None
-            if isinstance(seen.given, lists.Joined):
-                self._compare_lists(call, seen)
-                return None
-            if self._later is not None:
-                pair = self._later.forward(call, seen, wants_gradients and not seen.depends_on_layout())
-            else:
-                self._take(call, self._examiner.forward(call, seen))
+            return self._after_view(call, state, wants_gradients)
+        if self._on_device:
+            return self._after_on_device(call, state, wants_gradients)
+        return self._after_with_copies(call, state, wants_gradients)
+
+    def _after_view(self, call: OpCall, state: _State, wants_gradients: bool) -> Any:
+        seen = state.seen(call, state.live, _device_of(call))
+        self._take(call, self._examiner.view(call, seen))
+        seen.given = state.live.mapped(self._hollow)
+        return self._kept(seen, None, wants_gradients)
+
+    def _after_on_device(self, call: OpCall, state: _State, wants_gradients: bool) -> Any:
+        given = state.given
+        if given is None:
+            given = (state.joined() if self._later is not None and "_foreach_" in call.name else None) or state.live
+        seen = state.seen(call, given, "")
+        if seen.changed and state.given is None:
+            self._in_place.add(call.name)  # the next time its inputs are copied
+            return None
+        seen.kept = state.live if seen.changed else None
+        if isinstance(given, lists.Joined):
+            return self._compare_lists(call, seen)
+        pair = None
+        if self._later is None:
+            self._take(call, self._examiner.forward(call, seen))
         else:
-            given = state.live.copied() if state.given is None else state.given
-            seen = state.seen(call, given, _device_of(call))
-            if isinstance(given, lists.Joined):
-                self._compare_lists(call, seen)
-                return None
-            is_looked_at = False
-            if self._later is not None and state.before is not None:
-                with contextlib.suppress(screen.OUT_OF_MEMORY):
-                    # copies, on the device: nobody changes them before they are looked at
-                    seen.kept, seen.result = _together(call, _cloned)
-                    pair = self._later.forward(call, seen, wants_gradients and not seen.depends_on_layout())
-                    is_looked_at = True
-            if not is_looked_at:
-                seen.kept, seen.result = _together(call, snapshot.host_copy)
-                if self._workers is not None:
-                    handed_over = self._workers.forward(call, seen, wants_gradients)
-                    if handed_over is not False:
-                        return handed_over
-                outcome = self._examiner.forward(call, seen, wants_gradients)
-                pair, outcome.comparison.pair = outcome.comparison.pair, None
-                self._take(call, outcome)
+            pair = self._later.forward(call, seen, wants_gradients and not seen.depends_on_layout())
+        return self._kept(seen, pair, wants_gradients)
+
+    def _after_with_copies(self, call: OpCall, state: _State, wants_gradients: bool) -> Any:
+        """The reference is on the host. Where the device looks first, it has copies of its own."""
+        given = state.live.copied() if state.given is None else state.given
+        seen = state.seen(call, given, _device_of(call))
+        if isinstance(given, lists.Joined):
+            return self._compare_lists(call, seen)
+        if self._later is not None and state.before is not None:
+            with contextlib.suppress(screen.OUT_OF_MEMORY):
+                # copies, on the device: nobody changes them before they are looked at
+                seen.kept, seen.result = _together(call, _cloned)
+                pair = self._later.forward(call, seen, wants_gradients and not seen.depends_on_layout())
+                return self._kept(seen, pair, wants_gradients)
+        seen.kept, seen.result = _together(call, snapshot.host_copy)
+        if self._workers is not None:
+            handed_over = self._workers.forward(call, seen, wants_gradients)
+            if handed_over is not False:
+                return handed_over
+        outcome = self._examiner.forward(call, seen, wants_gradients)
+        pair, outcome.comparison.pair = outcome.comparison.pair, None
+        self._take(call, outcome)
+        return self._kept(seen, pair, wants_gradients)
+
+    def _kept(self, seen: Seen, pair: Pair | None, wants_gradients: bool) -> Waiting | None:
+        """What waits for the gradients of a call."""
         if not wants_gradients or seen.depends_on_layout():
             return None
         return self._memory.keep(seen.for_backward(), pair)
@@ -251,11 +263,10 @@ class OpAutoCompare(Tool):
         if seen is None:
             return  # a second pass over the same graph
         outputs, inputs = gradients.outputs, gradients.inputs
-        arrived = [gradient for gradient in outputs if gradient is not None]
         if self._later is not None and self._on_device:
             self._later.backward(call, seen, pair, outputs, inputs)
             return
-        if self._later is not None and screen.is_quick(arrived):
+        if self._later is not None and screen.is_quick([gradient for gradient in outputs if gradient is not None]):
             with contextlib.suppress(screen.OUT_OF_MEMORY):
                 self._later.backward(call, seen, pair, *_cloned((outputs, inputs)))
                 return
@@ -279,8 +290,9 @@ class OpAutoCompare(Tool):
         """Counts, writes and shows what came out."""
         comparison = outcome.comparison
         self.summary.add(call, comparison)
-        for row in comparison.rows:
-            self._csv.add(blame.csv_line(call, row))
+        rows = comparison.rows
+        if rows:
+            self._csv.add_lines(blame.csv_lines(call, rows), len(rows))
         if comparison.failure:
             messages.complain_once(
                 "not compared", call.name, text=f"OpAutoCompare could not compare {call.name}: {comparison.failure}"
@@ -302,13 +314,13 @@ class _State:
         self.works_in_place = _works_in_place(call)
         self._name = call.name
         # whether it has changed something need not be found out where it is known
-        self._versions = [] if self.works_in_place else [version_of(tensor) for tensor in self.live.tensors]
+        self._versions = [] if self.works_in_place else versions_of(self.live.tensors)
         self._policy = _policy(call.name, self.live.tensors)
         self._is_fast = _is_fast(call.name, self.live.tensors)
 
     def joined(self) -> lists.Joined | None:
         """The arguments of an optimizer's op on lists, as one tensor for each list; None for other calls."""
-        if not traits.has(self._name, Trait.POINTWISE | Trait.EXACT) or torch.is_grad_enabled():
+        if not traits.has(self._name, _BY_ELEMENT) or torch.is_grad_enabled():
             return None
         with torch.no_grad():
             return lists.joined(self.live)
@@ -330,7 +342,7 @@ class _State:
         return seen
 
     def _has_changed(self) -> bool:
-        now = [version_of(tensor) for tensor in self.live.tensors]
+        now = versions_of(self.live.tensors)
         return None in now or now != self._versions  # None where nobody counts
 
 
@@ -395,19 +407,20 @@ class Waiting:
         self.pair = pair
         self._size = size
         self._memory = memory
-        self._versions = [version_of(tensor) for tensor in seen.given.tensors]
+        self._versions = versions_of(seen.given.tensors)
 
     def taken(self) -> Seen | None:
         """None where it was taken already, or where the program has changed an argument meanwhile."""
         seen, self._seen, self.pair = self._seen, None, None
         self._memory.free(self._size)
         self._size = 0
-        if seen is None or self._versions != [version_of(tensor) for tensor in seen.given.tensors]:
+        if seen is None or self._versions != versions_of(seen.given.tensors):
             return None
         return seen
 
     def __del__(self) -> None:
-        self.taken()
+        if self._size:
+            self._memory.free(self._size)
 
 
 class _Every:
@@ -422,8 +435,15 @@ class _Every:
         return is_turn and (self._steps is None or step in self._steps)
 
 
+def _requires_gradient(result: Any) -> bool:
+    return result.requires_grad if isinstance(result, Tensor) else any(map(requires_grad, tensors_in((result,))))
+
+
 def _device_of(call: OpCall) -> str:
-    return next((str(tensor.device) for tensor in tensors_in((call.result,)) if not tensor.is_cpu), "")
+    for tensor in tensors_in((call.result,)):
+        if not tensor.is_cpu:
+            return str(tensor.device)
+    return ""
 
 
 def _works_in_place(call: OpCall) -> bool:
@@ -477,6 +497,8 @@ _STRIDED = torch.strided
 
 def _policy(name: str, tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, torch.dtype | None]:
     """The dtype of autocast where it is on, and the one that it chooses for this op."""
+    if not autocasting.is_any_enabled():
+        return None, None
     for tensor in tensors:
         if not tensor.is_cpu:
             active = autocasting.active_dtype(tensor.device.type)
@@ -488,7 +510,7 @@ def _policy(name: str, tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, t
 
 def _is_fast(name: str, tensors: Iterable[Tensor]) -> bool:
     """True where the device may take tf32 for this call."""
-    if torch.version.cuda is None or not traits.has(name, Trait.MATRIX | Trait.CONVOLUTION):
+    if torch.version.cuda is None or not traits.has(name, _ON_MATRIX_UNITS):
         return False
     if not any(tensor.dtype is torch.float32 and tensor.is_cuda for tensor in tensors):
         return False
