@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from op_tools import native, trees
 
 TENSORS = frozenset((Tensor, Parameter))
+_STRIDED = torch.strided
 FEW = 3  # tensors, for which it is quicker to ask them one by one
 
 # for `map`
@@ -65,6 +66,11 @@ def is_dense(tensor: Tensor) -> bool:
 def with_memory(tensor: Tensor) -> Tensor:
     """Gradients that autograd knows to be zero lie nowhere; for who reads memory, a copy that does."""
     return tensor.clone() if tensor._is_zerotensor() else tensor
+
+
+def places_of(tensors: Iterable[Tensor]) -> set[int]:
+    """Where their memory begins."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is _STRIDED}
 
 
 def version_of(tensor: Tensor) -> int | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from op_tools import trees
 from op_tools.recording import snapshot
-from op_tools.tensors import tensors_in
+from op_tools.tensors import TENSORS, dtype_of, tensors_in
 
 Convert = Callable[[Tensor], Tensor]
 
@@ -83,29 +83,20 @@ def _holds_numbers(value: Any) -> bool:
 class Arguments:
     """What a call was given. The same tensor given twice is one tensor here, too."""
 
-    __slots__ = ("_form", "_leaves", "_tensors", "args", "kwargs")
+    __slots__ = ("_form", "_leaves", "args", "kwargs", "tensors")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], form: _Form | None = None) -> None:
         self.args = args
         self.kwargs = kwargs
-        self._form = form or _form_of(args, kwargs)
-        self._tensors: list[Tensor] | None = None
+        form = self._form = form or _form_of(args, kwargs)
         self._leaves: list[Any] | None = None
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """In order; one given twice is there twice."""
-        found, form = self._tensors, self._form
-        if found is None:
-            if form is None:
-                found = tensors_in(self.args) + tensors_in(self.kwargs.values())
-            else:
-                args, kwargs = self.args, self.kwargs
-                found = [args[place] for place in form.places]
-                if form.named:
-                    found += [kwargs[name] for name in form.named]
-            self._tensors = found
-        return found
+        # in order; one given twice is there twice
+        if form is None:
+            self.tensors = tensors_in(args) + tensors_in(kwargs.values())
+        else:
+            self.tensors = [args[place] for place in form.places]
+            if form.named:
+                self.tensors += [kwargs[name] for name in form.named]
 
     @property
     def leaves(self) -> list[Any]:
@@ -175,7 +166,7 @@ class Arguments:
         form = self._form
         if form is None:
             return Arguments(trees.map_tensors(once, self.args), trees.map_tensors(once, self.kwargs))
-        change = function if len(self.tensors) == 1 else once
+        change = function if len(set(map(id, self.tensors))) == len(self.tensors) else once
         args, kwargs = [*self.args], self.kwargs
         for place in form.places:
             args[place] = change(args[place])
@@ -200,7 +191,9 @@ def is_long_list(value: Any) -> bool:
     """Many tensors of one dtype, which are better looked at together."""
     if not isinstance(value, (list, tuple)) or len(value) <= _FEW or not isinstance(value[0], Tensor):
         return False
-    return len({part.dtype if isinstance(part, Tensor) else None for part in value}) == 1
+    if not TENSORS.issuperset(map(type, value)) and not all(isinstance(part, Tensor) for part in value):
+        return False
+    return len(set(map(dtype_of, value))) == 1
 
 
 def numbered(name: str, count: int) -> list[str]:

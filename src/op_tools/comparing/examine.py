@@ -95,15 +95,15 @@ class Examiner:
         rows: Callable[[], list[TableRow]],
         parts: Callable[[], Iterable[Part]],
     ) -> Outcome:
-        outcome = Outcome(comparison)
-        in_full = self._verbose >= 2 or not comparison.is_wrong
-        if comparison.is_wrong:
+        outcome, is_wrong = Outcome(comparison), comparison.is_wrong
+        in_full = self._verbose >= 2 or not is_wrong
+        if is_wrong:
             key = (call.name, call.where.line(), phase)
             times = self._wrong[key] = self._wrong.get(key, 0) + 1
             in_full = in_full or times <= _MOST_SHOWN
             if times <= _MOST_SHOWN:
                 outcome.saved = self._saved(call, parts())
-        if comparison.rows and (self._verbose >= 2 or (self._verbose >= 1 and comparison.is_wrong)):
+        if comparison.rows and (self._verbose >= 2 or (self._verbose >= 1 and is_wrong)):
             outcome.text = _text(call, comparison, rows()) if in_full else _line(call, comparison)
         comparison.run = comparison.gradients = None
         return outcome

@@ -31,20 +31,13 @@ class OnlyInFull(Exception):  # noqa: N818  it never reaches a user as an error
 class Glances:
     """The rows of one call, or of its gradients, some of them to be decided by looks."""
 
-    __slots__ = ("_alike", "_undecided", "looks", "rows")
+    __slots__ = ("_alike", "looks", "rows", "undecided")
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.looks: list[Look] = []
-        self._undecided: list[Row] = []  # one for each look
+        self.undecided: list[Row] = []  # one for each look
         self._alike: list[tuple[Row, Row]] = []  # a row that gets the verdict of another one
-
-    def add(self, row: Row, look: Look | None = None) -> Row:
-        self.rows.append(row)
-        if look is not None:
-            self.looks.append(look)
-            self._undecided.append(row)
-        return row
 
     def add_alike(self, name: str, other: Row) -> None:
         """The same value under another name: what works in place returns what it was given."""
@@ -54,7 +47,7 @@ class Glances:
 
     def decide(self, verdicts: Sequence[Verdict | None]) -> bool:
         """With what came of each look. False where not everything is cleared."""
-        for row, judged in zip(self._undecided, verdicts):
+        for row, judged in zip(self.undecided, verdicts):
             row.verdict = judged
         for row, other in self._alike:
             row.verdict = other.verdict
@@ -132,11 +125,13 @@ class Glancer:
             judged = judge_plain(got, expected, None, tolerance)
             if not judged.right:
                 raise OnlyInFull
-            return glances.add(Row(name, judged, *tolerance))
-        if got.shape != expected.shape or not _is_plain(got) or not _is_plain(expected) or got.is_cpu:
+            row = Row(name, judged, *tolerance)
+            glances.rows.append(row)
+            return row
+        if got.shape != expected.shape or got.is_cpu or not _are_plain(got, expected):
             raise OnlyInFull
         tolerance = self._tolerances.for_dtype(pair.name, got.dtype)
-        row = Row(name, None, *tolerance, error_info(got, expected))
+        row = Row(name, None, *tolerance, "" if got.dtype is expected.dtype else error_info(got, expected))
         precision = None
         if not got.dtype.is_floating_point or (pair.is_exact and not is_gradient):
             expected = expected.to(got.dtype)
@@ -144,18 +139,25 @@ class Glancer:
             precision = pair.precision(got, None)
         if expected.device != got.device:
             expected = snapshot.on_device(expected, got.device)
-        return glances.add(row, Look(got, expected, precision, tolerance))
+        glances.rows.append(row)
+        glances.undecided.append(row)
+        glances.looks.append(Look(got, expected, precision, tolerance))
+        return row
 
     def _add_unchanged(self, glances: Glances, name: str, before: Any, after: Any, expected: Any, pair: Pair) -> None:
         tolerance = self._tolerances.of(pair.name, before)
         if not isinstance(before, Tensor) or after is before:
-            glances.add(Row(name, verdict.RIGHT, *tolerance))
+            glances.rows.append(Row(name, verdict.RIGHT, *tolerance))
             return
-        if not _is_plain(before) or not _is_plain(after) or before.is_cpu:
+        if before.is_cpu or not _are_plain(before, after):
             raise OnlyInFull
         row = Row(name, None, *tolerance, error_info(before, expected))
-        glances.add(row, Look(after, before, None, tolerance))
+        glances.rows.append(row)
+        glances.undecided.append(row)
+        glances.looks.append(Look(after, before, None, tolerance))
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.dtype.is_complex and not tensor.is_neg()
+def _are_plain(one: Tensor, other: Tensor) -> bool:
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    return not (one.dtype.is_complex or other.dtype.is_complex or one.is_neg() or other.is_neg())

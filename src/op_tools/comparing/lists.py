@@ -10,6 +10,7 @@ from torch import Tensor
 
 from op_tools.comparing.arguments import Arguments, is_long_list
 from op_tools.recording import snapshot
+from op_tools.tensors import device_of, layout_of
 
 
 class Joined(Arguments):
@@ -19,8 +20,12 @@ class Joined(Arguments):
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], lists: list[Any], labels: list[str]) -> None:
         super().__init__(args, kwargs)
+        self._leaves = [value[0] if isinstance(value, list) else value for value in args]
         self._lists = lists  # what each argument was
         self._labels = labels
+
+    def long_lists(self) -> list[range]:
+        return []  # each is one tensor
 
     def labels(self, role: str) -> list[str]:
         return [f"{role}{label}" for label in self._labels]
@@ -87,7 +92,7 @@ def joined(given: Arguments) -> Joined | None:
         if isinstance(value[0], Tensor):
             if not is_long_list(value) or not _is_flat(value):
                 return None
-            found = [tensor.numel() for tensor in value]
+            found = list(map(Tensor.numel, value))
             if sizes is not None and found != sizes:
                 return None
             sizes = found
@@ -104,5 +109,5 @@ def joined(given: Arguments) -> Joined | None:
 
 
 def _is_flat(tensors: Sequence[Tensor]) -> bool:
-    facts = {(tensor.layout, tensor.device) for tensor in tensors}
-    return len(facts) == 1 and tensors[0].layout is torch.strided and tensors[0].is_floating_point()
+    is_one_kind = len(set(map(layout_of, tensors))) == len(set(map(device_of, tensors))) == 1
+    return is_one_kind and tensors[0].layout is torch.strided and tensors[0].is_floating_point()

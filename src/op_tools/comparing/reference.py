@@ -19,7 +19,7 @@ from torch import Tensor
 from op_tools import messages, trees
 from op_tools.comparing.arguments import Arguments, Convert
 from op_tools.rerouting import autocasting
-from op_tools.tensors import tensors_in, versions_of
+from op_tools.tensors import places_of, tensors_in, versions_of
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
 
@@ -84,7 +84,7 @@ class Run:
     def gradients(self, grad_outputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradient of every input; that of a tensor given twice is at its first place."""
         outputs, given = [], []
-        for output, gradient in zip(tensors_in((self.result,)), grad_outputs):
+        for output, gradient in zip(tensors_in(self.results), grad_outputs):
             if gradient is not None and output.requires_grad:
                 arrived = self.way.convert(gradient.detach() if gradient.requires_grad else gradient)
                 outputs.append(output)
@@ -111,7 +111,7 @@ def run(
     function: Callable[..., Any], given: Arguments, way: Way, graph: bool = False, changes_inputs: bool = False
 ) -> Run:
     """Runs a call again. `graph`: for gradients, too. `changes_inputs`: it works in place on some of its arguments."""
-    leaves: dict[int, Tensor] = {}
+    copied: dict[int, Tensor] = {}  # leaves of which the call is given copies
 
     def elsewhere(tensor: Tensor) -> Tensor:
         moved = tensor.detach()
@@ -124,14 +124,20 @@ def run(
             moved = moved.clone()
         if not graph or not is_number or not tensor.requires_grad:
             return moved
-        leaf = leaves[id(tensor)] = moved.requires_grad_()
-        return leaf.clone() if changes_inputs else leaf
+        moved.requires_grad_()
+        if not changes_inputs:
+            return moved
+        copied[id(tensor)] = moved
+        return moved.clone()
 
+    leaves: list[Tensor | None]
     if graph and changes_inputs:  # it is handed copies that belong to the graph
         with _undisturbed(None, True):
             arguments = given.mapped(elsewhere)
+        leaves = [copied.get(id(tensor)) for tensor in given.tensors]
     else:
         arguments = given.mapped(elsewhere)
+        leaves = [tensor if tensor.requires_grad else None for tensor in arguments.tensors]
     args, kwargs = arguments.args, arguments.kwargs
     if arguments.may_name_others():
         args = _adapted(args, way, None)
@@ -146,7 +152,7 @@ def run(
         raise RuntimeError("it changes its arguments on the CPU, which it does not on the device")
     if args is not arguments.args or kwargs is not arguments.kwargs:
         arguments = Arguments(args, kwargs)
-    return Run(way, arguments, result, [leaves.get(id(tensor)) for tensor in given.tensors], written)
+    return Run(way, arguments, result, leaves, written)
 
 
 def on_cpu(given: Arguments) -> Arguments:
@@ -226,10 +232,10 @@ def _has_float64(device_type: str) -> bool:
 
 def hands_out_memory(given: Arguments, result: Any) -> bool:
     """True where every result looks into the memory of an argument."""
-    memory = {tensor.untyped_storage().data_ptr() for tensor in given.tensors if tensor.layout == torch.strided}
-    results = list(trees.tensors(result))
+    memory = places_of(given.tensors)
+    results = tensors_in((result,))
     return bool(results) and all(
-        tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in memory for tensor in results
+        tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in memory for tensor in results
     )
 
 
@@ -250,13 +256,17 @@ _views: dict[Any, Any] = {}  # a call without its numbers: what its results look
 
 
 def _key_of(value: Any) -> Any:
+    kind = type(value)
+    if kind in _SIMPLE:
+        return kind, value
     if isinstance(value, Tensor):
         return (*_view_of(value), value.untyped_storage().nbytes())
     if isinstance(value, (list, tuple)):
-        return (type(value), *[_key_of(part) for part in value])
-    if value is None or isinstance(value, (int, str, torch.dtype, torch.device)):
-        return type(value), value
+        return (kind, *[_key_of(part) for part in value])
     return str(value)  # a slice; a dictionary
+
+
+_SIMPLE = frozenset((type(None), int, bool, str, torch.dtype, torch.device))
 
 
 def _views_of(function: Callable[..., Any], given: Arguments) -> list[Any] | None:

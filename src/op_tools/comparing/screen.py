@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from op_tools.comparing.verdict import Verdict
 from op_tools.recording.marks import marker_of
 
 OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+_FOUND: Callable[[Sequence[float]], Found] = partial(tuple.__new__, Found)  # quicker than its own function
 _COUNT, _NONFINITE = len(Found._fields), Found._fields.index("nonfinite")
 
 
@@ -43,7 +45,7 @@ class Look:
 
     def verdict(self, numbers: Sequence[float]) -> Verdict | None:
         """What came out; None where it takes a closer look."""
-        found = Found(*numbers)
+        found = _FOUND(numbers)
         if self.precision is None or not self.elements:
             return verdict.RIGHT if found.max_abs == found.nonfinite == 0 else None
         return verdict.cleared(found, self.precision, self.tolerance, self.elements)

@@ -59,9 +59,6 @@ class Found(NamedTuple):
         left_over = max(self.squares - slope * slope * self.weight, count / 3) / distinct
         return slope, math.hypot(max(floor, 4 * abs(usual)), 6 * math.sqrt(left_over / self.weight))
 
-    def cosine(self) -> float:
-        return cosine(self.product, self.got_squares, self.expected_squares)
-
 
 class Block:
     """Some rows of one tensor's numbers, in float64.

@@ -84,13 +84,12 @@ def judge(
         return RIGHT
     numbers = statistics.Numbers(got, expected, same, precision, sensitivity)
     found, limits = numbers.statistics(tolerance), precision.limits
-    weights = _weighed(found, precision)
-    if abs(weights.bias) > weights.allowed_bias:
-        weights = _weighed(found, precision, numbers.distinct_values())
+    bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision)
+    if abs(bias) > allowed_bias:
+        bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, numbers.distinct_values())
     measures = _measures_of(found, tolerance, got.numel(), same is not None)
-    if not found.blamed and weights.severity <= 1:
-        return Verdict(True, "", measures, weights.severity)
-    bulk, usual, allowed_bulk, bias, allowed_bias, severity = weights
+    if not found.blamed and severity <= 1:
+        return Verdict(True, "", measures, severity)
     first, share = numbers.bad(limits.peak if found.peak > limits.peak else 2 * max(1.0, usual))
     measures = measures._replace(bad_share=share, first_bad=first)
     place = _place(got, expected, first)
@@ -108,25 +107,17 @@ def judge(
     return Verdict(False, reason + where, measures, severity)
 
 
-class _Weights(NamedTuple):
-    """The statistics that decide, beside what each may be."""
-
-    bulk: float
-    usual: float
-    allowed_bulk: float
-    bias: float
-    allowed_bias: float
-    severity: float
-
-
-def _weighed(found: Found, precision: Precision, distinct: float = 1.0) -> _Weights:
+def _weighed(
+    found: Found, precision: Precision, distinct: float = 1.0
+) -> tuple[float, float, float, float, float, float]:
+    """The statistics that decide, beside what each may be: bulk, usual and allowed; bias, allowed; and the severity."""
     limits, count = precision.limits, max(found.nonzero, 1.0)
     few = 1 + 3 / math.sqrt(count)  # the mean of a few squares is often far from typical
     bulk, usual = math.sqrt(found.squares / count), math.sqrt(found.usual_squares / count)
     allowed_bulk = few * max(limits.bulk, limits.ratio * usual)
     bias, allowed_bias = found.bias(precision.eps * limits.bias, count, count * distinct)
     severity = max(found.peak / limits.peak, bulk / allowed_bulk, abs(bias) / allowed_bias)
-    return _Weights(bulk, usual, allowed_bulk, bias, allowed_bias, severity)
+    return bulk, usual, allowed_bulk, bias, allowed_bias, severity
 
 
 def _measures_of(found: Found, tolerance: Tolerance, elements: int, has_same: bool) -> Measures:
@@ -134,7 +125,7 @@ def _measures_of(found: Found, tolerance: Tolerance, elements: int, has_same: bo
         allclose=found.excess <= tolerance.atol and not found.nonfinite,
         max_abs_diff=math.inf if found.nonfinite else found.max_abs,
         max_relative_diff=math.inf if found.nonfinite else statistics.or_infinite(found.max_relative),
-        cosine=found.cosine(),
+        cosine=statistics.cosine(found.product, found.got_squares, found.expected_squares),
         max_ulp=found.max_ulp,
         mean_ulp=found.ulps / elements,
         rmse_ratio=statistics.ratio(found.errors, found.usual_errors) if has_same else math.nan,
@@ -151,7 +142,7 @@ def cleared(found: Found, precision: Precision, tolerance: Tolerance, elements: 
     """What `judge` says after such a first look where it finds nothing; None where there must be a second one."""
     if found.nonfinite or not math.isfinite(sum(found)):
         return None
-    severity = _weighed(found, precision).severity
+    *_, severity = _weighed(found, precision)
     if severity > 1:
         return None
     return Verdict(True, "", _measures_of(found, tolerance, elements, False), severity)
