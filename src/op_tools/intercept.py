@@ -308,6 +308,7 @@ def _failed(watchers: list[Tool], call: OpCall, states: list[Any]) -> None:
 def _after(watchers: list[Tool], call: OpCall, states: list[Any], edges: gradients.Edges | None) -> None:
     """`after` in the reverse order of `before`; then the hooks for the gradients of tools that wait for them."""
     listening = []
+    tells_nodes = False
     spans: tuple[Any, ...] = ()
     for index in range(len(watchers) - 1, -1, -1):
         tool = watchers[index]
@@ -321,9 +322,9 @@ def _after(watchers: list[Tool], call: OpCall, states: list[Any], edges: gradien
                 spans = (*spans, kept)
             else:
                 listening.append((tool, kept))
+                tells_nodes = tells_nodes or tool.times_gradients
     if edges is None or not (listening or spans):
         return
-    tells_nodes = any(tool.times_gradients for tool, _ in listening)
     listener = _Listener(call.without_tensors(), listening) if listening else None
     try:
         edges.watch(call.result, listener, tells_nodes, spans)

@@ -148,10 +148,10 @@ class Arguments:
 
     def gradient_names(self, op: str) -> list[str]:
         """A gradient is called after its input: that of `input[1]` is `grad[1]`. One for each of the tensors."""
-        form, names = self._form, self.names(op, "grad")
-        if form is None or form.lists or form.named:
-            return [name for name, value in zip(names, self.leaves) if isinstance(value, Tensor)]
-        return [names[place] for place in form.places]
+        names = self.names(op, "grad")
+        if len(names) == len(self.tensors):
+            return names
+        return [name for name, value in zip(names, self.leaves) if isinstance(value, Tensor)]
 
     def mapped(self, function: Convert) -> Arguments:
         """The same arguments with every distinct tensor replaced."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +44,17 @@ def is_there(device: torch.device) -> bool:
 
 def can_do(got: Tensor, expected: Tensor) -> bool:
     """True where `look` works for such a pair."""
+    return fits(got, expected) and is_there(got.device)
+
+
+def fits(got: Tensor, expected: Tensor) -> bool:
+    """The same, for tensors of a device where `look` works."""
     return (
         got.is_cuda
         and expected.is_cuda
         and got.dtype in _DTYPES
         and expected.dtype in _DTYPES
         and got.shape == expected.shape
-        and is_there(got.device)
     )
 
 
@@ -61,40 +66,46 @@ def look(looks: Sequence[Look]) -> Tensor:
 
 
 def _launched(kernels: Any, looks: Sequence[Look]) -> Tensor:
-    device = looks[0].got.device
+    count, device = len(looks), looks[0].got.device
     held: list[Tensor] = []  # until the kernels are launched
-    addresses: list[tuple[int, int, int]] = []
-    numbers: list[tuple[float, ...]] = []
+    addresses: list[int] = []
+    numbers: list[float] = []
     for one in looks:
-        got, expected = with_memory(one.got.detach()), with_memory(one.expected.detach())
+        got, expected = one.got, one.expected
+        if got._is_zerotensor() or expected._is_zerotensor():
+            got, expected = with_memory(got), with_memory(expected)
         if not (got.is_contiguous() and expected.is_contiguous()) and not _lie_alike(got, expected):
             got, expected = got.contiguous(), expected.contiguous()
         held += (got, expected)
-        addresses.append((got.data_ptr(), expected.data_ptr(), one.elements))
+        addresses += (got.data_ptr(), expected.data_ptr(), one.elements)
         precision = _EXACT if one.precision is None else one.precision
         half_eps = precision.eps / 2
-        numbers.append(
-            (half_eps, precision.floor * half_eps, precision.smallest, precision.largest, one.tolerance.rtol)
-        )
-    table = torch.tensor(addresses, dtype=torch.int64).to(device, non_blocking=True)
-    given = torch.tensor(numbers, dtype=torch.float64).to(device, non_blocking=True)
-    sizes = torch.empty((len(looks), SLOTS), dtype=torch.float64, device=device)
-    found = torch.empty((len(looks), SLOTS, 16), dtype=torch.float64, device=device)
-    kernels.run(table, given, sizes, found, len(looks), held[0].dtype, held[1].dtype)
-    result = torch.zeros((len(looks), len(_FIELDS)), dtype=torch.float64, device=device)
-    sums, maxima = _places(device)
-    result[:, sums] = found[:, :, : len(SUMS)].sum(1)
-    result[:, maxima] = found[:, :, len(SUMS) : len(SUMS) + len(MAXIMA)].amax(1)
-    return result
+        numbers += (half_eps, precision.floor * half_eps, precision.smallest, precision.largest, one.tolerance.rtol)
+    table, given = _in_one_copy(addresses, numbers, device)
+    sizes = torch.empty((count, SLOTS), dtype=torch.float64, device=device)
+    found = torch.empty((count, SLOTS, 16), dtype=torch.float64, device=device)
+    kernels.run(table, given, sizes, found, count, held[0].dtype, held[1].dtype)
+    sums, maxima = found[:, :, : len(SUMS)].sum(1), found[:, :, len(SUMS) : len(SUMS) + len(MAXIMA)].amax(1)
+    return torch.cat((sums, maxima, sums.new_zeros((count, 1))), 1).index_select(1, _places(device))
+
+
+def _in_one_copy(addresses: list[int], numbers: list[float], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Both on the device, one after the other."""
+    # the second begins at 16 bytes, too: for other addresses Triton would compile a kernel of its own
+    first = len(addresses) + len(addresses) % 2
+    packed = bytearray(8 * (first + len(numbers)))
+    struct.pack_into(f"={len(addresses)}q", packed, 0, *addresses)
+    struct.pack_into(f"={len(numbers)}d", packed, 8 * first, *numbers)
+    both = torch.frombuffer(packed, dtype=torch.int64).to(device, non_blocking=True)
+    return both[:first], both[first:].view(torch.float64)
 
 
 @functools.lru_cache(maxsize=16)
-def _places(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where among Found's fields the kernel's sums and maxima stand."""
-    return (
-        torch.tensor([_FIELDS.index(name) for name in SUMS], device=device),
-        torch.tensor([_FIELDS.index(name) for name in MAXIMA], device=device),
-    )
+def _places(device: torch.device) -> Tensor:
+    """Where each of Found's fields stands among the kernel's sums and maxima; what these lack is the zero behind."""
+    columns = (*SUMS, *MAXIMA)
+    places = [columns.index(name) if name in columns else len(columns) for name in _FIELDS]
+    return torch.tensor(places, device=device)
 
 
 def _lie_alike(got: Tensor, expected: Tensor) -> bool:

@@ -17,7 +17,7 @@ from op_tools.comparing import verdict
 from op_tools.comparing.arguments import Arguments, is_long_list
 from op_tools.comparing.pair import Pair, Seen
 from op_tools.comparing.parts import end_to_end
-from op_tools.comparing.row import Row, error_info, judge_plain, output_names, range_of
+from op_tools.comparing.row import Row, error_info, inconsistent, judge_plain, output_names, range_of
 from op_tools.comparing.screen import Look
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.comparing.verdict import Verdict
@@ -91,7 +91,7 @@ class Glancer:
         glances = Glances()
         for name, got, right in zip(seen.given.gradient_names(seen.name), grad_inputs, pair.gradients or ()):
             if got is not None and right is not None:
-                self._add(glances, name, got, right, pair, is_gradient=True)
+                self._add_tensor(glances, name, got, right, pair, is_exact=False)
         return glances
 
     def _add_inputs(self, glances: Glances, seen: Seen, kept: Arguments, pair: Pair, known: dict[int, Row]) -> None:
@@ -119,21 +119,28 @@ class Glancer:
             else:
                 self._add_unchanged(glances, name, old, new, right[index], pair)
 
-    def _add(self, glances: Glances, name: str, got: Any, expected: Any, pair: Pair, is_gradient: bool = False) -> Row:
-        if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
-            tolerance = self._tolerances.of(pair.name, got)
-            judged = judge_plain(got, expected, None, tolerance)
-            if not judged.right:
-                raise OnlyInFull
-            row = Row(name, judged, *tolerance)
-            glances.rows.append(row)
-            return row
+    def _add(self, glances: Glances, name: str, got: Any, expected: Any, pair: Pair) -> Row:
+        if isinstance(got, Tensor) and isinstance(expected, Tensor):
+            return self._add_tensor(glances, name, got, expected, pair, pair.is_exact)
+        tolerance = self._tolerances.of(pair.name, got)
+        judged = judge_plain(got, expected, None, tolerance)
+        if not judged.right:
+            raise OnlyInFull
+        row = Row(name, judged, *tolerance)
+        glances.rows.append(row)
+        return row
+
+    def _add_tensor(
+        self, glances: Glances, name: str, got: Tensor, expected: Tensor, pair: Pair, is_exact: bool
+    ) -> Row:
         if got.shape != expected.shape or got.is_cpu or not _are_plain(got, expected):
             raise OnlyInFull
         tolerance = self._tolerances.for_dtype(pair.name, got.dtype)
-        row = Row(name, None, *tolerance, "" if got.dtype is expected.dtype else error_info(got, expected))
+        row = Row(
+            name, None, *tolerance, "" if got.dtype is expected.dtype else inconsistent(got.dtype, expected.dtype)
+        )
         precision = None
-        if not got.dtype.is_floating_point or (pair.is_exact and not is_gradient):
+        if is_exact or not got.dtype.is_floating_point:
             expected = expected.to(got.dtype)
         else:
             precision = pair.precision(got, None)

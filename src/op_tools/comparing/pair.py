@@ -195,7 +195,7 @@ class Pair:
         self.gradients: Gradients
         only_own = self.is_exact and grad_outputs is None and not (first_look and with_graph)
         self._second_look: SecondLook | None = None
-        reason = "" if first_look and not (only_own or on_device) else self._run_in_own_dtype(own)
+        reason = "" if not own or (first_look and not (only_own or on_device)) else self._run_in_own_dtype(own)
         if only_own and self.same is not None:
             self.expected, self.gradients = self.same, self._same_gradients
         else:

@@ -308,7 +308,7 @@ def _undisturbed(autocast: torch.dtype | None, graph: bool) -> contextlib.Abstra
     is_plain = (
         autocast is None
         and autocasting.active_dtype("cpu") is None
-        and not (graph and (_saved_tensors_are_hooked() or _is_below_autograd()))
+        and not (graph and (_top_hooks(True) is not None or _is_below_autograd()))
         and not torch.is_anomaly_enabled()
     )
     if not is_plain:
@@ -324,7 +324,7 @@ def _shielded(autocast: torch.dtype | None, graph: bool) -> Iterator[None]:
             stack.enter_context(torch.autocast("cpu", dtype=autocast, cache_enabled=False))
         elif autocasting.active_dtype("cpu") is not None:
             stack.enter_context(torch.autocast("cpu", enabled=False))
-        if graph and _saved_tensors_are_hooked():
+        if graph and _top_hooks(True) is not None:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
         if graph and _is_below_autograd():
             stack.enter_context(_above_autograd())
@@ -349,12 +349,9 @@ def _above_autograd() -> Iterator[None]:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
 
 
+# None unless checkpointing, or somebody else, hooks into what is saved for backward: what we save is no business of
+# theirs. Where torch does not tell, somebody may.
 _top_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
-
-
-def _saved_tensors_are_hooked() -> bool:
-    """Checkpointing hooks into what is saved for backward; what we save is no business of its."""
-    return _top_hooks(True) is not None  # where torch does not tell, they may be
 
 
 @contextlib.contextmanager

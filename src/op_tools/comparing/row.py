@@ -63,10 +63,11 @@ def range_of(names: Sequence[str]) -> str:
 def error_info(got: Tensor, expected: Any) -> str:
     """What the contract's column of that name says."""
     if isinstance(expected, Tensor) and expected.dtype is not got.dtype:
-        return _inconsistent(got.dtype, expected.dtype)
+        return inconsistent(got.dtype, expected.dtype)
     return ""
 
 
 @functools.lru_cache(maxsize=1000)
-def _inconsistent(got: torch.dtype, expected: torch.dtype) -> str:
+def inconsistent(got: torch.dtype, expected: torch.dtype) -> str:
+    """The same, for two dtypes that differ."""
     return f"Inconsistent dtypes: {got} {expected}"

@@ -91,9 +91,10 @@ class Screen:
 
 def _found(looks: list[Look]) -> Tensor:
     """A row of numbers for each."""
+    is_there = fused.is_there(looks[0].got.device)
     together: dict[Any, list[int]] = {}
     for index, look in enumerate(looks):
-        is_fused = look.elements and fused.can_do(look.got, look.expected)
+        is_fused = is_there and look.elements and fused.fits(look.got, look.expected)
         key = (look.got.dtype, look.expected.dtype) if is_fused else None
         together.setdefault(key, []).append(index)
     parts = [

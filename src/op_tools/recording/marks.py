@@ -71,7 +71,10 @@ def _stream_number(device: torch.device, current_stream: Callable[[torch.device]
     if device.type == "cuda" and hasattr(torch._C, "_cuda_getCurrentRawStream"):
         return partial(torch._C._cuda_getCurrentRawStream, device.index)
     if hasattr(torch, "accelerator") and torch.accelerator.current_accelerator() == torch.device(device.type):
-        return lambda: torch.accelerator.current_stream(device.index).stream_id
+        of_device, index = getattr(torch._C, "_accelerator_getStream", None), device.index
+        if of_device is not None and index is not None:
+            return lambda: int(of_device(index).stream_id)
+        return lambda: torch.accelerator.current_stream(index).stream_id
     return lambda: int(getattr(current_stream(device), "stream_id", 0))
 
 

@@ -71,6 +71,8 @@ class CastTables:
 
     def cast_table(self, op_name: str) -> CastTable | None:
         """For the op of this full name; None where nobody has said anything."""
+        if not self._by_op:
+            return self._general
         return self._by_op.get(op_name.rpartition(".")[2].upper(), self._general)
 
 
