@@ -20,6 +20,7 @@ Convert = Callable[[Tensor], Tensor]
 
 _FEW = 8
 _MOST_FORMS = 10_000
+_MOST_NAMES = 32  # of one call that are remembered: lists of numbers may have any length
 # a list of these alone, such as a shape or an index, holds nothing that a run elsewhere would replace
 _NUMBERS = frozenset((int, float, bool, complex, type(None), slice, type(...)))
 
@@ -27,7 +28,7 @@ _NUMBERS = frozenset((int, float, bool, complex, type(None), slice, type(...)))
 class _Form:
     """Where the tensors are among arguments of certain types."""
 
-    __slots__ = ("_names", "lists", "named", "named_lists", "names_others", "places")
+    __slots__ = ("_gradient_names", "_names", "lists", "named", "named_lists", "names_others", "places")
 
     def __init__(self, kinds: Sequence[type], named: dict[str, type]) -> None:
         self.places = [place for place, kind in enumerate(kinds) if issubclass(kind, Tensor)]
@@ -39,6 +40,7 @@ class _Form:
             issubclass(kind, (torch.dtype, torch.device, str)) for kind in (*kinds, *named.values())
         )
         self._names: dict[tuple[str, str, int], list[str]] = {}
+        self._gradient_names: dict[str, list[str]] = {}
 
     def names(self, op: str, role: str, count: int) -> list[str]:
         """What the leaves of such arguments are called, `count` of them without those that are given by name."""
@@ -46,7 +48,17 @@ class _Form:
         known = self._names.get(key)
         if known is None:
             labels = [*numbered(role, count), *(f"{role} {name}" for name in self.named)]
-            known = self._names[key] = [f"{op} {label}" for label in labels]
+            known = [f"{op} {label}" for label in labels]
+            if count <= _MOST_NAMES:
+                self._names[key] = known
+        return known
+
+    def gradient_names(self, op: str, count: int) -> list[str]:
+        """The names of the tensors' gradients, where there are no lists."""
+        known = self._gradient_names.get(op)
+        if known is None:
+            names = self.names(op, "grad", count)
+            known = self._gradient_names[op] = [*(names[place] for place in self.places), *names[count:]]
         return known
 
 
@@ -148,10 +160,10 @@ class Arguments:
 
     def gradient_names(self, op: str) -> list[str]:
         """A gradient is called after its input: that of `input[1]` is `grad[1]`. One for each of the tensors."""
-        names = self.names(op, "grad")
-        if len(names) == len(self.tensors):
-            return names
-        return [name for name, value in zip(names, self.leaves) if isinstance(value, Tensor)]
+        form = self._form
+        if form is not None and not form.lists:
+            return form.gradient_names(op, len(self.args))
+        return [name for name, value in zip(self.names(op, "grad"), self.leaves) if isinstance(value, Tensor)]
 
     def mapped(self, function: Convert) -> Arguments:
         """The same arguments with every distinct tensor replaced."""

@@ -400,10 +400,13 @@ def _tf32_then(better: Way) -> Callable[[Tensor], Tensor]:
 
 def _dtype_of_autocast(seen: Seen) -> torch.dtype | None:
     """The dtype that autocast ran a call in; None where it left the call alone, or nobody knows."""
-    if seen.chosen is None:
+    chosen, result = seen.chosen, seen.result
+    if chosen is None:
         return None
-    gave = {tensor.dtype for tensor in trees.tensors(seen.result) if tensor.is_floating_point()}
-    return seen.chosen if gave == {seen.chosen} else None
+    if isinstance(result, Tensor):
+        return chosen if result.dtype is chosen else None
+    gave = {tensor.dtype for tensor in trees.tensors(result) if tensor.is_floating_point()}
+    return chosen if gave == {chosen} else None
 
 
 def _cross_entropy_in_parts(scores: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:

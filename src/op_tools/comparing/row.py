@@ -49,7 +49,7 @@ def judge_plain(got: Any, expected: Any, same: Any, tolerance: Tolerance) -> Ver
     return Verdict(close, "" if close else f"{got} instead of {expected}", measures, 0.0 if close else math.inf)
 
 
-@functools.lru_cache(maxsize=10_000)
+@functools.lru_cache(maxsize=1000)
 def output_names(op: str, count: int) -> list[str]:
     """What the results of a call are called."""
     return numbered(f"{op} output", count)

@@ -142,7 +142,7 @@ def cleared(found: Found, precision: Precision, tolerance: Tolerance, elements: 
     """What `judge` says after such a first look where it finds nothing; None where there must be a second one."""
     if found.nonfinite or not math.isfinite(sum(found)):
         return None
-    *_, severity = _weighed(found, precision)
+    severity = _weighed(found, precision)[-1]
     if severity > 1:
         return None
     return Verdict(True, "", _measures_of(found, tolerance, elements, False), severity)

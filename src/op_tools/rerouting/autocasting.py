@@ -59,6 +59,9 @@ def active_device_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | N
 def chosen_dtype(short_name: str, device_type: str) -> torch.dtype | None:
     """The dtype that autocast gives an op; None where it leaves the choice to the arguments, or is off."""
     active = active_dtype(device_type)
-    if active is None:
-        return None
+    return None if active is None else dtype_by_policy(short_name, active)
+
+
+def dtype_by_policy(short_name: str, active: torch.dtype) -> torch.dtype | None:
+    """The same, where autocast is on with this low precision."""
     return active if short_name in _LOW else torch.float32 if short_name in _FULL else None

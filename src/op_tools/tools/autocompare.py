@@ -503,9 +503,14 @@ def _policy(name: str, tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, t
         if not tensor.is_cpu:
             active = autocasting.active_dtype(tensor.device.type)
             if active is not None:
-                return active, autocasting.chosen_dtype(kinds.short_name(name), tensor.device.type)
+                return active, _chosen(name, active)
             break
     return None, None
+
+
+@functools.lru_cache(maxsize=10_000)
+def _chosen(name: str, active: torch.dtype) -> torch.dtype | None:
+    return autocasting.dtype_by_policy(kinds.short_name(name), active)
 
 
 def _is_fast(name: str, tensors: Iterable[Tensor]) -> bool:
