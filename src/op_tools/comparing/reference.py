@@ -50,17 +50,18 @@ class Way:
         self.name = name
         self.dtypes = dtypes
         self.device = device  # None: where the tensors are
-        self.convert = convert or self._in_other_dtype
+        self.convert = convert or functools.partial(_in_other_dtype, dtypes)
         self.autocast = autocast
-
-    def _in_other_dtype(self, tensor: Tensor) -> Tensor:
-        dtype = self.dtypes.get(tensor.dtype)
-        return tensor if dtype is None else tensor.to(dtype)
 
     def then(self, change: Convert) -> Way:
         """The same way with something done to every floating-point tensor in the end."""
         before = self.convert
         return Way(self.name, self.dtypes, self.device, lambda tensor: change(before(tensor)), self.autocast)
+
+
+def _in_other_dtype(dtypes: Dtypes, tensor: Tensor) -> Tensor:
+    dtype = dtypes.get(tensor.dtype)
+    return tensor if dtype is None else tensor.to(dtype)
 
 
 _engine: Any = torch.autograd.Variable._execution_engine
