@@ -54,11 +54,16 @@ def _plain(kind: type) -> bool:
 
 _functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 _tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
-_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-# the question itself would raise without a driver; torch.cuda.is_available() may speak of another accelerator (ditorch)
+# the questions below would raise without a driver; torch.cuda.is_available() may speak of another accelerator (ditorch)
 _has_cuda = bool(getattr(torch._C, "_cuda_getDeviceCount", int)())
-if not _has_cuda:
-    _capturing = lambda: False  # noqa: E731
+_is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+_cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+_cuda_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: -1)
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is being captured. None can be on the default stream, which costs less to ask for."""
+    return _has_cuda and _cuda_stream(_cuda_device()) != 0 and _is_capturing()
 
 
 def reason(place: Place) -> str | None:
@@ -81,7 +86,7 @@ _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stac
 
 def for_helper() -> tuple[Any, ...]:
     """The classes of tensors that are known, and questions that it cannot answer by itself: yes is unusual."""
-    return _is_plain, (_capturing,) if _has_cuda else ()
+    return _is_plain, (_is_capturing,) if _has_cuda else ()
 
 
 def modes_aside(also_function_modes: bool) -> Callable[..., Any] | None:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import op_tools
+from op_tools import unusual
 from op_tools.errors import SettingError, StopTraining
 from op_tools.tool import Tool
 
@@ -434,6 +435,33 @@ class TestUnusual:
         assert recorder.names == []
         assert "torch.jit.trace is recording" in capsys.readouterr().out
         assert {node.kind() for node in traced.graph.nodes()} == {"prim::Constant", "aten::mul", "aten::add"}
+
+    def test_a_cuda_graph_is_captured_without_us(self, device, capsys):
+        if device != "cuda":
+            pytest.skip("there is no CUDA")
+        x = torch.ones(3, device=device)
+        graph = torch.cuda.CUDAGraph()
+        with Recorder() as recorder, op_tools.OpTimeMeasure(verbose=0):
+            x.mul(2)
+            with torch.cuda.graph(graph):
+                result = x.mul(2)
+            x.fill_(5)
+            graph.replay()
+        assert torch.equal(result.cpu(), torch.full((3,), 10.0))
+        assert recorder.names.count("torch.Tensor.mul") == 1
+        assert capsys.readouterr().out.count("a CUDA graph is being captured") == 1
+
+    @pytest.mark.parametrize(("stream", "capturing", "seen"), [(0, True, 1), (7, True, 0), (7, False, 1)])
+    def test_only_a_stream_of_its_own_can_be_captured(self, device, monkeypatch, stream, capturing, seen):
+        """The default stream cannot; there the driver is not asked."""
+        monkeypatch.setattr(unusual, "_has_cuda", True)
+        monkeypatch.setattr(unusual, "_cuda_device", lambda: 0)
+        monkeypatch.setattr(unusual, "_cuda_stream", lambda index: stream)
+        monkeypatch.setattr(unusual, "_is_capturing", lambda: capturing)
+        x = torch.ones(3, device=device)
+        with Recorder() as recorder:
+            x.mul(2)
+        assert len(recorder.names) == seen
 
     def test_function_transforms_are_left_alone(self, device, capsys):
         x = torch.ones(3, 3, device=device)

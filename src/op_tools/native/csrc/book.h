@@ -7,21 +7,28 @@
 #include <atomic>
 #include <cstdio>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 
 namespace timer {
 
+using Text = std::shared_ptr<const std::string>;
+
 // An op at one place in the program.
 struct Site {
-  std::string name, module, line;
+  const std::string name, module, line;
+  mutable Text inputs, outputs;  // of the call that was there last, under Python's lock: mostly they are the same again
 };
+
+inline Text kept_as(Text& last, const std::string& text) {
+  if (last == nullptr || *last != text) last = std::make_shared<const std::string>(text);
+  return last;
+}
 
 // One call, and its times as they become known, in ms. A second backward pass makes a second row, without the forward.
 struct Call {
   int64_t id = 0, step = 0;
   std::shared_ptr<const Site> site;
-  std::string inputs, outputs;
+  Text inputs, outputs;
   double forward = -1, forward_host = -1, backward = -1, backward_host = -1;  // none yet
   bool is_written = false;
 
@@ -57,13 +64,8 @@ class Book {
     return lines_left_ > 0;
   }
 
-  // Any thread may say so.
-  void wait_for(const std::shared_ptr<Call>& call) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    waiting_.emplace(call->id, call);
-  }
-
-  void take_in(Call& call, const Stretch& stretch) {
+  void take_in(const std::shared_ptr<Call>& of, const Stretch& stretch) {
+    Call& call = *of;
     if (call.is_written) call.begin_row();
     if (wants_trace()) draw(call, stretch);
     Total& total = totals[call.site->name];
@@ -78,33 +80,27 @@ class Book {
       ++total.calls;
       call.forward = stretch.elapsed;
       call.forward_host = stretch.host;
-      if (stretch.is_last) write(call, "", "");
+      if (stretch.is_last)
+        write(call, "", "");
+      else
+        waiting_.emplace(call.id, of);
     }
   }
 
   void flowed(Call& call, const std::string& inputs, const std::string& outputs) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      waiting_.erase(call.id);
-    }
+    waiting_.erase(call.id);
     write(call, inputs, outputs);
   }
 
   // The gradients of some calls never flow: only so many can wait, the oldest are given up.
   void give_up_waiting(size_t most) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (auto found = waiting_.begin(); waiting_.size() > most && found != waiting_.end();) {
-      if (found->second->forward < 0) {  // has not been read
-        ++found;
-        continue;
-      }
-      write(*found->second, "", "");
-      found = waiting_.erase(found);
+    while (waiting_.size() > most) {
+      write(*waiting_.begin()->second, "", "");
+      waiting_.erase(waiting_.begin());
     }
   }
 
-  size_t waiting() {
-    std::lock_guard<std::mutex> lock(mutex_);
+  size_t waiting() const {
     return waiting_.size();
   }
 
@@ -145,7 +141,7 @@ class Book {
     rows += ',';
     add_time(rows, call.backward);
     rows += ",ms";
-    const std::string* cells[] = {&call.inputs, &call.outputs, &grad_inputs, &grad_outputs};
+    const std::string* cells[] = {call.inputs.get(), call.outputs.get(), &grad_inputs, &grad_outputs};
     for (const auto* cell : cells) {
       rows += ',';
       add_cell(rows, *cell);
@@ -214,8 +210,7 @@ class Book {
 
   const python::Reference trace_;
   std::atomic<int64_t> lines_left_;  // asked by others
-  std::mutex mutex_;  // of those that wait: no other thread adds to anything else
-  std::map<int64_t, std::shared_ptr<Call>> waiting_;
+  std::map<int64_t, std::shared_ptr<Call>> waiting_;  // for their gradients, the oldest first
   std::unordered_map<uint64_t, std::string> threads_;
   std::map<std::pair<std::string, int64_t>, std::string> streams_;
 };

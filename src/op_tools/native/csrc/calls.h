@@ -42,7 +42,9 @@ struct TimedCall {
   bool is_guess = false;  // of the device: an op that makes its tensors
 
   void begin(PyObject* args, PyObject* kwargs) {
-    if (!describe::call(args, kwargs, call->inputs)) call->inputs = described_by(timer->describe_call, args, kwargs);
+    std::string& text = scratch();
+    if (!describe::call(args, kwargs, text)) text = described_by(timer->describe_call, args, kwargs);
+    call->inputs = kept_as(call->site->inputs, text);
     auto device = device_among(args);
     if (!device) device = device_among(kwargs);
     if (device) timer->latest = device;
@@ -67,8 +69,9 @@ struct TimedCall {
     if (at::GradMode::is_enabled())
       python::each_tensor(result, [&](const at::Tensor& tensor) { return !(flows = tensor.requires_grad()); });
     span->is_last = !flows;
-    if (!describe::value(result, call->outputs)) call->outputs = described_by(timer->describe, result);
-    if (flows) timer->book.wait_for(call);
+    std::string& text = scratch();
+    if (!describe::value(result, text)) text = described_by(timer->describe, result);
+    call->outputs = kept_as(call->site->outputs, text);
     timer->add(std::move(span));
     if (timer->is_time_to_read()) {
       const auto read_soon = timer->read_soon;  // the tool may stop meanwhile
@@ -80,6 +83,13 @@ struct TimedCall {
       if (!answer) throw python_error();
     }
     return flows;
+  }
+
+  // Memory that is there already.
+  static std::string& scratch() {
+    static thread_local std::string text;
+    text.clear();
+    return text;
   }
 
   // The op raised.
@@ -115,7 +125,7 @@ inline PyObject* begin(PyObject* self, PyObject* const* arguments, Py_ssize_t co
   timed.call->id = PyLong_AsLongLong(arguments[0]);
   timed.call->step = PyLong_AsLongLong(arguments[1]);
   timed.call->site =
-      std::make_shared<Site>(Site{as_string(arguments[2]), as_string(arguments[3]), as_string(arguments[4])});
+      std::make_shared<Site>(Site{as_string(arguments[2]), as_string(arguments[3]), as_string(arguments[4]), {}, {}});
   timed.begin(arguments[5], arguments[6]);
   auto* made = PyObject_New(SpanObject, span_type);
   if (made == nullptr) return nullptr;
@@ -153,7 +163,7 @@ inline void take_in(Span& span, Book& book) {
   if (span.outer != nullptr) span.outer->inner += span.elapsed;
   span.outer = nullptr;
   stretch.own = std::max(span.elapsed - span.inner, 0.0);
-  book.take_in(*span.call, stretch);
+  book.take_in(span.call, stretch);
 }
 
 // read(everything, most_waiting): puts into the book what the device was asked for, or everything. No more than

@@ -183,7 +183,6 @@ inline bool value(PyObject* value, std::string& text) {
 }
 
 inline bool call(PyObject* args, PyObject* kwargs, std::string& text) {
-  text.reserve(256);
   text = "{\"args\": ";
   if (!list(args, text)) return false;
   text += ", \"kwargs\": ";

@@ -39,39 +39,42 @@ struct Surroundings {
   Object ids, steps;            // the next forward_id; steps.current
 };
 
-inline bool is_usual(const Surroundings& around) {
+inline bool is_usual(c10::Device device, const Surroundings& around) {
   if (PyList_GET_SIZE(around.pretended.ptr()) != 0 || at::tracer::impl::is_dispatch_enabled() ||
       c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
       c10::impl::TorchDispatchModeTLS::stack_len() != 0)
     return false;
-  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(around.questions.ptr()); ++index)
+  const Py_ssize_t count = PyTuple_GET_SIZE(around.questions.ptr());
+  // no graph can be captured on a device's default stream, and to ask the driver costs more than all the rest
+  if (count == 0 || c10::impl::VirtualGuardImpl(device.type()).getStream(device).id() == 0) return true;
+  for (Py_ssize_t index = 0; index < count; ++index)
     if (stolen(PyObject_CallNoArgs(PyTuple_GET_ITEM(around.questions.ptr(), index))).ptr() == Py_True) return false;
   return true;
 }
 
 enum class Found { nothing, device, unusual };
 
-// As op_tools.unusual.place_of: one tensor on an accelerator is enough.
-inline Found look_at(PyObject* value, const Surroundings& around) {
+// As op_tools.unusual.place_of: one tensor on an accelerator is enough, and tells which it is.
+inline Found look_at(PyObject* value, const Surroundings& around, c10::Device& device) {
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
   if (python::is_tensor(value)) {
     if (type != THPVariableClass && PyDict_GetItem(around.plain_classes.ptr(), type) != Py_True) return Found::unusual;
-    const auto device = THPVariable_Unpack(value).device();
+    device = THPVariable_Unpack(value).device();
     return device.is_cpu() ? Found::nothing : device.is_meta() ? Found::unusual : Found::device;
   }
   if (!PyList_Check(value) && !PyTuple_Check(value)) return Found::nothing;
   for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(value); ++index) {
-    const auto found = look_at(PySequence_Fast_GET_ITEM(value, index), around);
+    const auto found = look_at(PySequence_Fast_GET_ITEM(value, index), around, device);
     if (found != Found::nothing) return found;
   }
   return Found::nothing;
 }
 
-inline bool is_on_device(PyObject* args, PyObject* kwargs, const Surroundings& around) {
-  auto found = look_at(args, around);
+inline bool is_on_device(PyObject* args, PyObject* kwargs, const Surroundings& around, c10::Device& device) {
+  auto found = look_at(args, around, device);
   PyObject *key, *value;
   Py_ssize_t position = 0;
-  while (found == Found::nothing && PyDict_Next(kwargs, &position, &key, &value)) found = look_at(value, around);
+  while (found == Found::nothing && PyDict_Next(kwargs, &position, &key, &value)) found = look_at(value, around, device);
   return found == Found::device;
 }
 
@@ -91,7 +94,7 @@ class Sites {
                                                     place.module.ptr()));
     auto module = place.module.is_none() ? Object() : stolen(PyWeakref_NewRef(place.module.ptr(), nullptr));
     auto site = std::make_shared<timer::Site>(timer::Site{name, timer::as_string(PyTuple_GET_ITEM(words.ptr(), 1)),
-                                                          timer::as_string(PyTuple_GET_ITEM(words.ptr(), 0))});
+                                                          timer::as_string(PyTuple_GET_ITEM(words.ptr(), 0)), {}, {}});
     known_[key] = {place.code, std::move(module), site};
     return site;
   }
@@ -137,24 +140,27 @@ struct Shortcut {
   Surroundings around;
   Sites sites;
 
-  // Nothing where the call must go the other way.
-  std::optional<OnTheWay> begin(PyObject* args, PyObject* kwargs) {
+  // False where the call must go the other way.
+  bool begin(PyObject* args, PyObject* kwargs, OnTheWay& call) {
     frames::Place place;
-    if (!is_on_device(args, kwargs, around) || !is_usual(around) ||
+    c10::Device device = c10::kCPU;
+    if (!is_on_device(args, kwargs, around, device) || !is_usual(device, around) ||
         !frames::find(around.files.ptr(), around.calls_forward.ptr(), place))
-      return std::nullopt;
-    OnTheWay call{{timer, std::make_shared<timer::Call>()}};
-    timer::Call& told = *call.timed.call;
-    told.site = sites.find(name, place, around);
-    told.step = PyLong_AsLongLong(stolen(PyObject_GetAttrString(around.steps.ptr(), "current")).ptr());
-    told.id = PyLong_AsLongLong(stolen(PyIter_Next(around.ids.ptr())).ptr());
+      return false;
+    static PyObject* const current = PyUnicode_InternFromString("current");
+    auto told = std::make_shared<timer::Call>();
+    told->site = sites.find(name, place, around);
+    told->step = PyLong_AsLongLong(stolen(PyObject_GetAttr(around.steps.ptr(), current)).ptr());
+    told->id = PyLong_AsLongLong(stolen(PyIter_Next(around.ids.ptr())).ptr());
     if (at::GradMode::is_enabled()) {
       const bool among_args = edges::note(args, call.inputs);
       call.wants_gradients = edges::note(kwargs, call.inputs) || among_args;
       call.since = at::sequence_number::peek();
     }
+    call.timed.timer = timer;
+    call.timed.call = std::move(told);
     call.timed.begin(args, kwargs);
-    return call;
+    return true;
   }
 
   static void end(OnTheWay& call, PyObject* result) {
@@ -189,18 +195,20 @@ struct Shortcut {
   }
 
   PyObject* call(PyObject* func, PyObject* args, PyObject* kwargs) {
-    std::optional<OnTheWay> call;
-    if (!try_to([&] { call = begin(args, kwargs); })) return report_error() ? PyObject_Call(func, args, kwargs) : nullptr;
-    if (!call) return otherwise.inc_ref().ptr();
+    OnTheWay call;
+    bool is_begun = false;
+    if (!try_to([&] { is_begun = begin(args, kwargs, call); }))
+      return report_error() ? PyObject_Call(func, args, kwargs) : nullptr;
+    if (!is_begun) return otherwise.inc_ref().ptr();
     PyObject* result = PyObject_Call(func, args, kwargs);
     if (result == nullptr) {
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
-      if (!try_to([&] { call->timed.give_up(); })) PyErr_Clear();
+      if (!try_to([&] { call.timed.give_up(); })) PyErr_Clear();
       PyErr_Restore(type, value, traceback);
       return nullptr;
     }
-    if (!try_to([&] { end(*call, result); }) && !report_error()) {
+    if (!try_to([&] { end(call, result); }) && !report_error()) {
       Py_DECREF(result);
       return nullptr;
     }
