@@ -42,6 +42,7 @@ Step = Callable[[], object]
 # layers, width, batch, length of a sequence
 PRESETS = {"h200": (4, 512, 4, 256), "base": (4, 256, 8, 128), "tiny": (4, 256, 1, 16)}
 LONGEST_ROUND = 0.5  # seconds of plain steps
+LARGEST_ROUND = 2e9  # bytes of files; beyond that the system's memory for files is what is measured
 WARM_UP = 2  # steps
 MOST_ROUNDS = 41
 
@@ -304,7 +305,8 @@ class Bench:
             if first < 2 * budget:
                 warm_up = WARM_UP if first < budget / 8 else 1
                 self._run(warm_up - 1)
-                times = max(1, min(self._times, int(budget / 4 / first)))
+                most = int(LARGEST_ROUND / max(sum(_sizes_in(Path.cwd())) / warm_up, 1.0))
+                times = max(1, min(self._times, int(budget / 4 / first), most))
                 steps = self._run(times)
             else:
                 result.problem = "the first step, for want of time"
@@ -324,9 +326,13 @@ def _growth(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
     return after[0] - before[0], after[1] - before[1]
 
 
+def _sizes_in(folder: Path) -> list[int]:
+    return [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+
+
 def _count_output(result: Result, out: Path, log: Path) -> None:
     sys.stdout.flush()
-    sizes = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
+    sizes = _sizes_in(out)
     result.bytes_a_step, result.files_a_step = sum(sizes) / result.steps, len(sizes) / result.steps
     result.log_bytes_a_step = log.stat().st_size / result.steps
     with open(log, errors="replace") as lines:
