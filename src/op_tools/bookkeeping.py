@@ -76,18 +76,20 @@ def _only_forgets(optimizer: Any, set_to_none: bool = True) -> bool:
 def _without_mode(
     function: Callable[..., Any], mode_class: type, computes_nothing: Callable[..., bool]
 ) -> Callable[..., Any]:
+    # called a hundred times in a step: nothing is looked up that is known here
+    count, topmost = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
+    take_off, put_on = torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack
+    always = computes_nothing is _always
+
     @functools.wraps(function)
     def reads_unseen(*args: Any, **kwargs: Any) -> Any:
         # a mode of somebody else may want to see it
-        if torch._C._len_torch_function_stack() != 1 or not computes_nothing(*args, **kwargs):
+        if count() != 1 or type(topmost(0)) is not mode_class or not (always or computes_nothing(*args, **kwargs)):
             return function(*args, **kwargs)
-        mode = torch._C._get_function_stack_at(0)
-        if not isinstance(mode, mode_class):
-            return function(*args, **kwargs)
-        torch._C._pop_torch_function_stack()
+        mode = take_off()
         try:
             return function(*args, **kwargs)
         finally:
-            torch._C._push_on_torch_function_stack(mode)
+            put_on(mode)
 
     return reads_unseen
