@@ -13,7 +13,6 @@ from torch.nn import Parameter
 from op_tools import native, trees
 
 TENSORS = frozenset((Tensor, Parameter))
-_STRIDED = torch.strided
 FEW = 3  # tensors, for which it is quicker to ask them one by one
 
 # for `map`
@@ -68,9 +67,9 @@ def with_memory(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor._is_zerotensor() else tensor
 
 
-def places_of(tensors: Iterable[Tensor]) -> set[int]:
+def addresses_of(tensors: Iterable[Tensor]) -> set[int]:
     """Where their memory begins."""
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is _STRIDED}
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}
 
 
 def version_of(tensor: Tensor) -> int | None:

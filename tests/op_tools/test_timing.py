@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import op_tools
 from ditorch.demo import GPT, batches
 from ditorch.sim import faults
+from op_tools import unusual
 from op_tools.errors import SettingError
 from op_tools.timing import clock, ledger, signature
 from op_tools.tool import STEPS
@@ -282,6 +283,24 @@ class TestShortcut:
             torch.func.grad(lambda x: x.exp()[0])(x)
             torch.jit.trace(lambda x: x.exp(), (x,), check_trace=False)
         assert len(table()) == 1
+
+    @pytest.mark.parametrize(("capturing", "expected"), [(True, 2), (False, 3)])
+    def test_a_stream_on_which_a_graph_is_captured(self, device, monkeypatch, capturing, expected):
+        """The driver is asked on streams that are not the default one."""
+        monkeypatch.setattr(unusual, "_has_cuda", True)
+        monkeypatch.setattr(unusual, "_cuda_device", lambda: 0)
+        monkeypatch.setattr(unusual, "_cuda_stream", lambda index: 7)
+        answers = [False]
+        monkeypatch.setattr(unusual, "_is_capturing", lambda: answers[-1])
+        x = torch.ones(3, device=device)
+        module = getattr(torch, device)
+        with op_tools.OpTimeMeasure(verbose=0):
+            x.exp()  # the usual way, which finds the shortcut
+            answers.append(capturing)
+            x.exp()
+            with module.stream(module.Stream()):
+                x.exp()
+        assert len(table()) == expected
 
     def test_a_dispatch_mode_sees_the_op_and_nothing_of_ours(self, device):
         class Seen(TorchDispatchMode):

@@ -27,7 +27,7 @@ from op_tools.comparing.verdict import Verdict
 from op_tools.gradients import Gradients
 from op_tools.recording import snapshot
 from op_tools.recording.marks import Marker, marker_of
-from op_tools.tensors import places_of, tensors_in, versions_of
+from op_tools.tensors import addresses_of, tensors_in, versions_of
 
 _MOST_CALLS = 32  # in a window
 _MOST_BYTES = 2**29  # of results and references in a window
@@ -75,7 +75,7 @@ class _Window:
     def depends_on(self, memory: set[int]) -> bool:
         """Whether tensors of its records lie there."""
         for record in self.records[self._places_known :]:
-            self._memory |= places_of(record.tensors)
+            self._memory |= addresses_of(record.tensors)
         self._places_known = len(self.records)
         return not memory.isdisjoint(self._memory)
 
@@ -182,7 +182,7 @@ class Later:
             if len(tensors) > _MANY:  # an optimizer's: it would take longer to look
                 self.finish()
                 return
-            memory = places_of(tensors)
+            memory = addresses_of(tensors)
             if any(window.depends_on(memory) for window in windows):
                 self.finish()
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from op_tools import messages, trees
 from op_tools.comparing.arguments import Arguments, Convert
 from op_tools.rerouting import autocasting
-from op_tools.tensors import places_of, tensors_in, versions_of
+from op_tools.tensors import addresses_of, tensors_in, versions_of
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
 
@@ -233,7 +233,7 @@ def _has_float64(device_type: str) -> bool:
 
 def hands_out_memory(given: Arguments, result: Any) -> bool:
     """True where every result looks into the memory of an argument."""
-    memory = places_of(given.tensors)
+    memory = addresses_of(given.tensors)
     results = tensors_in((result,))
     return bool(results) and all(
         tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in memory for tensor in results

@@ -1,7 +1,6 @@
 """The book of times where the C++ helper keeps it (native/csrc/book.h): here are its files, and the thread that writes.
 
-Putting times into words costs as much as measuring them, and C++ needs no lock of Python's for it: so training does not
-wait.
+C++ needs no lock of Python's to put times into words: so training does not wait for it.
 """
 
 from __future__ import annotations
