@@ -23,8 +23,9 @@ from ditorch.demo.gpt import GPT
 from ditorch.sim import faults
 from op_tools import comparing, messages
 from op_tools.comparing import blame, compare, fused, screen
+from op_tools.comparing.examine import Examiner
 from op_tools.comparing.pair import Seen
-from op_tools.comparing.reference import Arguments, Way, run
+from op_tools.comparing.reference import Arguments, Run, Way, run
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.tools import autocompare
@@ -276,6 +277,44 @@ def test_views_are_compared_without_a_copy(device):
     assert {"torch.Tensor.view output", "torch.Tensor.expand grad[0]"} <= names
 
 
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.view(4, 6),
+        lambda x: x.t(),
+        lambda x: x.permute(1, 0).unsqueeze(1),
+        lambda x: x.transpose(0, 1).reshape(3, 8),  # a copy, whose gradient is none
+        lambda x: x.t().unflatten(0, (2, 2)).flatten(1),
+    ],
+)
+def test_the_gradient_of_a_view_is_compared_without_a_copy(device, view, reference, monkeypatch):
+    """What arrived is looked at in another way: no number of it is read."""
+    x = torch.randn(6, 4, device=device, requires_grad=True)
+    arrived = torch.randn_like(view(x).detach())
+    read = []
+    original = Run.gradients
+    monkeypatch.setattr(Run, "gradients", lambda run, given: read.append(run.way.name) or original(run, given))
+    tool = op_tools.OpAutoCompare(verbose=0, reference=reference)
+    with tool:
+        for _ in range(2):
+            view(x).backward(arrived)
+    assert tool.summary.ranked() == []
+    assert set(read) <= {"meta"}  # which is remembered
+    gradients = [row for row in rows_of() if "grad" in row["name"]]
+    assert gradients
+    assert {row["verdict"] for row in gradients} == {"right"}
+
+
+def test_a_views_gradient_must_look_at_the_right_places(device):
+    given = Arguments((torch.randn(4, 4, device=device, requires_grad=True),), {})
+    seen = Seen("torch.Tensor.t", torch.Tensor.t, given, None, None)
+    arrived = torch.randn(4, 4, device=device)
+    assert seen.hands_back_memory([arrived], [arrived.t()])
+    assert not seen.hands_back_memory([arrived], [arrived])
+    assert not seen.hands_back_memory([arrived], [arrived.t().clone()])
+
+
 def test_moves_between_host_and_device(device):
     tool = op_tools.OpAutoCompare(verbose=0)
     with tool:
@@ -331,6 +370,59 @@ def test_attention_whose_gradient_is_wrong_is_blamed_all_the_same(device, dtype,
         with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
             functional.scaled_dot_product_attention(*parts).sum().backward()
         assert sum(injected.struck.values()) == 1
+    assert {one.name for one in tool.summary.ranked()} == {"torch.nn.functional.scaled_dot_product_attention"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_a_second_look_excuses_is_excused_by_the_first_from_then_on(device, dtype, monkeypatch):
+    torch.manual_seed(0)
+    target = torch.randint(50, (64,))
+    logits = torch.randn(64, 50)
+    logits[range(64), target] += 14
+    logits, target = logits.to(device, dtype).requires_grad_(), target.to(device)
+    parts = [torch.randn(2, 4, 64, 32).to(device, dtype) for _ in range(3)]
+    parts[0] *= 30
+    parts[2] += 5
+    parts = [part.requires_grad_() for part in parts]
+    arrived = torch.randn(2, 4, 64, 32).to(device, dtype)
+    examined = []
+    original = Examiner.backward
+    monkeypatch.setattr(
+        Examiner, "backward", lambda self, call, *rest: examined.append(call.name) or original(self, call, *rest)
+    )
+
+    def step():
+        functional.cross_entropy(logits, target).backward()
+        functional.scaled_dot_product_attention(*parts, is_causal=True).backward(arrived)
+        logits.grad.zero_()  # before that, what depends on it is decided
+
+    with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
+        step()
+        first = len(examined)
+        for _ in range(3):
+            step()
+    assert tool.summary.ranked() == []
+    assert 0 < first == len(examined)
+
+
+def test_leniency_excuses_no_fault(device):
+    if device != "sim":
+        pytest.skip("other devices have other kernels for it")
+    torch.manual_seed(0)
+    certain = [torch.randn(2, 4, 64, 32, device=device, dtype=torch.bfloat16) for _ in range(3)]
+    certain[0] *= 30
+    certain[2] += 5
+    arrived = torch.randn(2, 4, 64, 32, device=device, dtype=torch.bfloat16)
+    usual = [torch.randn(2, 4, 64, 32, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    kernel = "aten._scaled_dot_product_fused_attention_overrideable_backward"
+    with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
+        for _ in range(2):
+            parts = [part.requires_grad_() for part in certain]
+            functional.scaled_dot_product_attention(*parts, is_causal=True).backward(arrived)
+            arrived.mul_(1)  # before that, what depends on it is decided
+        assert "torch.nn.functional.scaled_dot_product_attention" in tool._later._lenient
+        with faults.inject(f"{kernel}: scale=1.02, {ONLY_THE_PROGRAMS_CALL}"):
+            functional.scaled_dot_product_attention(*usual).sum().backward()
     assert {one.name for one in tool.summary.ranked()} == {"torch.nn.functional.scaled_dot_product_attention"}
 
 
@@ -957,6 +1049,42 @@ def test_every_call_has_its_row_with_all_measures(device):
         assert float(row["cosine_similarity"]) == pytest.approx(1, abs=1e-4)
         assert 0 < float(row["mean_ulp"]) <= float(row["max_ulp"])
         assert (row["bad_share"], row["nonfinite_mismatch"], row["verdict"]) == ("0", "0", "right")
+
+
+def test_a_backward_pass_beside_a_forward_pass_does_not_wait_for_it(device, run_python):
+    """A full look takes autograd's thread, which may have something to be looked at itself."""
+    done = run_python(
+        f"""
+        import faulthandler, threading, torch, op_tools
+        from ditorch import sim
+        from op_tools.comparing import glances, later
+
+        if {device!r} == "sim":
+            sim.start()
+        faulthandler.dump_traceback_later(120, exit=True)
+        later._MOST_CALLS = 2
+        decide = glances.Glances.decide
+        glances.Glances.decide = lambda self, verdicts: decide(self, verdicts) and False  # each is looked at in full
+        x = torch.randn(8, 8, device={device!r}, requires_grad=True)
+
+        def loss():
+            y = x
+            for _ in range(20):
+                y = (y @ x).tanh()
+            return y.sum()
+
+        with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
+            previous = loss()
+            for _ in range(10):
+                thread = threading.Thread(target=previous.backward)
+                thread.start()
+                previous = loss()
+                thread.join()
+        assert tool.summary.ranked() == []
+        print(tool.summary.values)
+        """
+    )
+    assert int(done.stdout.split()[-1]) > 10 * 20 * 4
 
 
 def test_with_little_room_references_are_run_again_for_their_gradients(device):

@@ -26,8 +26,8 @@ def run(table, given, sizes, found, pairs, got, expected):
     """What kernels.py does, with torch on the CPU."""
     assert table.data_ptr() % 16 == given.data_ptr() % 16 == 0
     found.fill_(math.nan)  # as memory that nobody has written to may be
-    rows, numbers = table.flatten()[: 3 * pairs].view(pairs, 3), given.flatten().view(pairs, 5)
-    for pair, (mine_at, right_at, count) in enumerate(rows.tolist()):
+    rows, numbers = table.flatten()[: 4 * pairs].view(pairs, 4), given.flatten().view(pairs, 5)
+    for pair, (mine_at, right_at, count, allowed_at) in enumerate(rows.tolist()):
         half_eps, share, smallest, largest, rtol = numbers[pair].tolist()
         mine, right = memory_at(mine_at, count, got), memory_at(right_at, count, expected)
         floor = right.abs()[right.isfinite()].sum() / count * share
@@ -37,6 +37,8 @@ def run(table, given, sizes, found, pairs, got, expected):
         error, size = mine - right, right.abs()
         half_ulp = ((size.view(torch.int64) & 0x7FF0000000000000).view(torch.float64) * half_eps).clamp_min(smallest)
         scale = half_ulp.clamp_min(floor)
+        if allowed_at:
+            scale = torch.maximum(scale, memory_at(allowed_at, count, torch.float64))
         scaled, value, units = error / scale, right / scale, error.abs() / half_ulp
         sums = [scaled * scaled, scaled * value, value * value, mine * mine, mine * right, right * right, error * error]
         sums += [units / 2, (right != 0).double(), (~(finite | alike)).double()]

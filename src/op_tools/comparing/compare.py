@@ -117,6 +117,17 @@ class Comparer:
             ]
         )
 
+    def same_gradient(self, seen: Seen, grad_inputs: Sequence[Tensor | None]) -> Comparison:
+        """For a view's gradient that is what arrived: its numbers are right if that was."""
+        op, names = seen.name, seen.given.gradient_names(seen.name)
+        return Comparison(
+            [
+                Row(name, verdict.RIGHT, *self.tolerances.for_dtype(op, got.dtype))
+                for name, got in zip(names, grad_inputs)
+                if got is not None
+            ]
+        )
+
     def _pair(
         self,
         seen: Seen,

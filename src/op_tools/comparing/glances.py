@@ -16,7 +16,7 @@ from op_tools import trees
 from op_tools.comparing import verdict
 from op_tools.comparing.arguments import Arguments, is_long_list
 from op_tools.comparing.pair import Pair, Seen
-from op_tools.comparing.parts import end_to_end
+from op_tools.comparing.parts import Gradient, Output, end_to_end
 from op_tools.comparing.row import Row, error_info, inconsistent, judge_plain, output_names, range_of
 from op_tools.comparing.screen import Look
 from op_tools.comparing.tolerance import Tolerances
@@ -60,8 +60,8 @@ class Glancer:
     def __init__(self, tolerances: Tolerances) -> None:
         self._tolerances = tolerances
 
-    def forward(self, seen: Seen, pair: Pair) -> Glances:
-        """Inputs, where they may have changed, and outputs."""
+    def forward(self, seen: Seen, pair: Pair, leniently: bool = False) -> Glances:
+        """Inputs, where they may have changed, and outputs. `leniently`: with what cancels out allowed for."""
         glances = Glances()
         result, expected = seen.result, pair.expected.results
         got = [result] if isinstance(result, Tensor) else [value for _, value in trees.leaves(result)]
@@ -78,20 +78,23 @@ class Glancer:
             else:
                 self._add(glances, range_of(names), end_to_end(got), end_to_end(expected), pair)
             return glances
-        for name, value, right in zip(names, got, expected):
+        for index, (name, value, right) in enumerate(zip(names, got, expected)):
             row = known.get(id(value))
             if row is None:
-                self._add(glances, name, value, right, pair)
+                self._add(glances, name, value, right, pair, Output(index) if leniently else None)
             else:
                 glances.add_alike(name, row)
         return glances
 
-    def backward(self, seen: Seen, pair: Pair, grad_inputs: Sequence[Tensor | None]) -> Glances:
+    def backward(
+        self, seen: Seen, pair: Pair, grad_inputs: Sequence[Tensor | None], leniently: bool = False
+    ) -> Glances:
         """The gradients that flowed out of the call's inputs; the pair has those that are expected."""
-        glances = Glances()
-        for name, got, right in zip(seen.given.gradient_names(seen.name), grad_inputs, pair.gradients or ()):
+        glances, names = Glances(), seen.given.gradient_names(seen.name)
+        for place, (name, got, right) in enumerate(zip(names, grad_inputs, pair.gradients or ())):
             if got is not None and right is not None:
-                self._add_tensor(glances, name, got, right, pair, is_exact=False)
+                part = Gradient(place) if leniently else None
+                self._add_tensor(glances, name, got, right, pair, is_exact=False, part=part)
         return glances
 
     def _add_inputs(self, glances: Glances, seen: Seen, kept: Arguments, pair: Pair, known: dict[int, Row]) -> None:
@@ -119,9 +122,9 @@ class Glancer:
             else:
                 self._add_unchanged(glances, name, old, new, right[index], pair)
 
-    def _add(self, glances: Glances, name: str, got: Any, expected: Any, pair: Pair) -> Row:
+    def _add(self, glances: Glances, name: str, got: Any, expected: Any, pair: Pair, part: Output | None = None) -> Row:
         if isinstance(got, Tensor) and isinstance(expected, Tensor):
-            return self._add_tensor(glances, name, got, expected, pair, pair.is_exact)
+            return self._add_tensor(glances, name, got, expected, pair, pair.is_exact, part)
         tolerance = self._tolerances.of(pair.name, got)
         judged = judge_plain(got, expected, None, tolerance)
         if not judged.right:
@@ -131,7 +134,14 @@ class Glancer:
         return row
 
     def _add_tensor(
-        self, glances: Glances, name: str, got: Tensor, expected: Tensor, pair: Pair, is_exact: bool
+        self,
+        glances: Glances,
+        name: str,
+        got: Tensor,
+        expected: Tensor,
+        pair: Pair,
+        is_exact: bool,
+        part: Output | Gradient | None = None,
     ) -> Row:
         if got.shape != expected.shape or got.is_cpu or not _are_plain(got, expected):
             raise OnlyInFull
@@ -139,16 +149,19 @@ class Glancer:
         row = Row(
             name, None, *tolerance, "" if got.dtype is expected.dtype else inconsistent(got.dtype, expected.dtype)
         )
-        precision = None
+        precision = allowance = None
         if is_exact or not got.dtype.is_floating_point:
             expected = expected.to(got.dtype)
         else:
             precision = pair.precision(got, None)
+            if part is not None:
+                allowance = pair.second_look.allowance(part, precision)
         if expected.device != got.device:
             expected = snapshot.on_device(expected, got.device)
+            allowance = None if allowance is None else snapshot.on_device(allowance, got.device)
         glances.rows.append(row)
         glances.undecided.append(row)
-        glances.looks.append(Look(got, expected, precision, tolerance))
+        glances.looks.append(Look(got, expected, precision, tolerance, allowance))
         return row
 
     def _add_unchanged(self, glances: Glances, name: str, before: Any, after: Any, expected: Any, pair: Pair) -> None:

@@ -21,8 +21,8 @@ _TYPES = {
 def _add_up_sizes(table, sizes, expected_type: tl.constexpr, slots: tl.constexpr, block: tl.constexpr):
     pair = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1)
-    expected = tl.load(table + pair * 3 + 1).to(tl.pointer_type(expected_type))
-    count = tl.load(table + pair * 3 + 2)
+    expected = tl.load(table + pair * 4 + 1).to(tl.pointer_type(expected_type))
+    count = tl.load(table + pair * 4 + 2)
     total = tl.zeros((block,), tl.float64)
     for start in range(slot * block, count, slots * block):
         at = start + tl.arange(0, block)
@@ -44,9 +44,11 @@ def _look(
 ):
     pair = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1)
-    got = tl.load(table + pair * 3).to(tl.pointer_type(got_type))
-    expected = tl.load(table + pair * 3 + 1).to(tl.pointer_type(expected_type))
-    count = tl.load(table + pair * 3 + 2)
+    got = tl.load(table + pair * 4).to(tl.pointer_type(got_type))
+    expected = tl.load(table + pair * 4 + 1).to(tl.pointer_type(expected_type))
+    count = tl.load(table + pair * 4 + 2)
+    address = tl.load(table + pair * 4 + 3)  # of what each element may be off by at least; 0 where there is none
+    allowance = address.to(tl.pointer_type(tl.float64))
     half_eps = tl.load(given + pair * 5)
     share = tl.load(given + pair * 5 + 1)
     smallest = tl.load(given + pair * 5 + 2)
@@ -84,7 +86,8 @@ def _look(
         size = tl.abs(right)
         power_of_two = (size.to(tl.int64, bitcast=True) & 0x7FF0000000000000).to(tl.float64, bitcast=True)
         half_ulp = tl.maximum(power_of_two * half_eps, smallest)
-        scale = tl.maximum(half_ulp, floor)
+        allowed = tl.load(allowance + at, mask=(at < count) & (address != 0), other=0.0)
+        scale = tl.maximum(tl.maximum(half_ulp, floor), allowed)
         scaled = error / scale
         value = right / scale
         units = distance / half_ulp

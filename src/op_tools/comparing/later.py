@@ -29,7 +29,7 @@ from op_tools.recording import snapshot
 from op_tools.recording.marks import Marker, marker_of
 from op_tools.tensors import addresses_of, tensors_in, versions_of
 
-_MOST_CALLS = 32  # in a window
+_MOST_CALLS = 128  # in a window
 _MOST_BYTES = 2**29  # of results and references in a window
 _MANY = 16  # tensors of one call
 _MOST_UNREAD = 4  # windows whose numbers are on their way
@@ -93,6 +93,7 @@ class Later:
         self._glancer = Glancer(comparer.tolerances)
         self._examiner = examiner
         self._deliver = deliver
+        self._lenient: set[str] = set()  # ops of which a full look has cleared what a first one had not
         self._lock = threading.RLock()
         self._window: _Window | None = None
         self._unread: deque[_Window] = deque()
@@ -112,7 +113,8 @@ class Later:
     def _glanced_at(self, seen: Seen, graph: bool) -> tuple[Pair | None, Glances | None]:
         try:
             pair = self._comparer.pair_to_glance_at(seen, graph)
-            return pair, None if pair is None else self._glancer.forward(seen, pair)
+            leniently = seen.name in self._lenient
+            return pair, None if pair is None else self._glancer.forward(seen, pair, leniently)
         except (CannotCompare, OnlyInFull):  # a full examination says why
             return None, None
 
@@ -140,7 +142,7 @@ class Later:
         try:
             pair = self._comparer.pair_to_glance_at(seen, True) if pair is None else pair
             if pair is not None and pair.run_backward(arrived):
-                glances = self._glancer.backward(seen, pair, grad_inputs)
+                glances = self._glancer.backward(seen, pair, grad_inputs, seen.name in self._lenient)
         except (CannotCompare, OnlyInFull):
             pass  # as above
         again = partial(self._examined_gradients, call, seen, grad_outputs, grad_inputs)
@@ -179,18 +181,17 @@ class Later:
             windows = [*self._unread] if self._window is None else [*self._unread, self._window]
             if not any(window.holds_any() for window in windows):
                 return
-            if len(tensors) > _MANY:  # an optimizer's: it would take longer to look
-                self.finish()
-                return
-            memory = addresses_of(tensors)
-            if any(window.depends_on(memory) for window in windows):
-                self.finish()
+            if len(tensors) <= _MANY:  # for an optimizer's it would take longer to look
+                memory = addresses_of(tensors)
+                if not any(window.depends_on(memory) for window in windows):
+                    return
+        self.finish()
 
     def finish(self) -> None:
         """Decides everything."""
         with self._lock:
             self._launch()
-            self._read(wait=True)
+        self._read(wait=True)
 
     def _add(self, record: _Record) -> None:
         looks = record.glances.looks
@@ -203,9 +204,10 @@ class Later:
             window.records.append(record)
             for look in looks:
                 window.bytes += look.got.nbytes + look.expected.nbytes
-            if len(window.records) >= _MOST_CALLS or window.bytes > _MOST_BYTES:
-                self._launch()
-                self._read(wait=False)
+            if len(window.records) < _MOST_CALLS and window.bytes <= _MOST_BYTES:
+                return
+            self._launch()
+        self._read(wait=False)
 
     def _window_for(self, device: torch.device) -> _Window:
         window, marker = self._window, marker_of(device)
@@ -224,9 +226,13 @@ class Later:
             self._unread.append(window)
 
     def _read(self, wait: bool) -> None:
-        unread = self._unread
-        while unread and (wait or len(unread) > _MOST_UNREAD or unread[0].screen.is_ready()):
-            window = unread.popleft()
+        """Without the lock: a full look runs backward in autograd's thread, which may be waiting to add something."""
+        while True:
+            with self._lock:
+                unread = self._unread
+                if not unread or not (wait or len(unread) > _MOST_UNREAD or unread[0].screen.is_ready()):
+                    return
+                window = unread.popleft()
             verdicts, start = window.screen.read(), 0
             for record in window.records:
                 end = start + len(record.glances.looks)
@@ -238,6 +244,8 @@ class Later:
             outcome = Outcome(Comparison(record.glances.rows))
         elif record.is_intact():
             outcome = record.again()
+            if not outcome.comparison.is_wrong:
+                self._lenient.add(record.call.name)
         else:
             outcome = Outcome(Comparison(failure="its tensors were changed before they could be looked at twice"))
         self._deliver(record.call, outcome)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from op_tools import trees
-from op_tools.comparing import lists, reference, traits, verdict
+from op_tools.comparing import lists, reference, traits, verdict, views
 from op_tools.comparing.arguments import Arguments, Convert
 from op_tools.comparing.parts import Gradients, Part, dense
 from op_tools.comparing.precision import (
@@ -135,6 +135,10 @@ class Seen:
             result = lists.apart(result[0], before.args[0])
         return Seen(self.name, self.function, before, after, result, *self.facts())
 
+    def hands_back_memory(self, grad_outputs: Sequence[Tensor | None], grad_inputs: Sequence[Tensor | None]) -> bool:
+        """True where the only gradient is what arrived, looked at as it should be."""
+        return views.hands_back_memory(self.function, self.given, grad_outputs, grad_inputs)
+
     def for_backward(self) -> Seen:
         """What must be kept of a call until its gradients come."""
         keeps_mask = traits.has(self.name, Trait.DROPOUT)
@@ -142,9 +146,9 @@ class Seen:
         if keeps_mask:
             result = snapshot.host_copy(result) if self.is_elsewhere() else result
         elif isinstance(result, Tensor):
-            result = reference.hollow(result)
+            result = views.hollow(result)
         else:
-            result = trees.map_tensors(reference.hollow, result)
+            result = trees.map_tensors(views.hollow, result)
         facts = (self.autocast, _dtype_of_autocast(self), *self.facts()[2:])
         return Seen(self.name, self.function, self.given, None, result, *facts)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from op_tools import messages, trees
 from op_tools.comparing.arguments import Arguments, Convert
 from op_tools.rerouting import autocasting
-from op_tools.tensors import addresses_of, tensors_in, versions_of
+from op_tools.tensors import tensors_in, versions_of
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
 
@@ -226,77 +226,6 @@ def _has_float64(device_type: str) -> bool:
         return bool((torch.ones(1, dtype=torch.float64, device=device_type) + 1).item() == 2)
     except Exception:  # noqa: BLE001  each vendor has errors of its own
         return False
-
-
-# ---- views -----------------------------------------------------------------------------------------------------------
-
-
-def hands_out_memory(given: Arguments, result: Any) -> bool:
-    """True where every result looks into the memory of an argument."""
-    memory = addresses_of(given.tensors)
-    results = tensors_in((result,))
-    return bool(results) and all(
-        tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in memory for tensor in results
-    )
-
-
-def looks_alike(function: Callable[..., Any], given: Arguments, result: Any) -> bool:
-    """True where results look into memory as those of the same call without memory do. No number needs to be read."""
-    key = (function, _key_of(given.args), _key_of(tuple(given.kwargs.items())) if given.kwargs else None)
-    expected = _views.get(key, False)
-    if expected is False:
-        expected = _views_of(function, given)
-        if len(_views) >= _MOST_VIEWS:
-            _views.clear()
-        _views[key] = expected
-    return expected is not None and expected == [_view_of(tensor) for tensor in tensors_in((result,))]
-
-
-_MOST_VIEWS = 10_000
-_views: dict[Any, Any] = {}  # a call without its numbers: what its results look like; None where nobody knows
-
-
-def _key_of(value: Any) -> Any:
-    kind = type(value)
-    if kind in _SIMPLE:
-        return kind, value
-    if isinstance(value, Tensor):
-        return (*_view_of(value), value.untyped_storage().nbytes())
-    if isinstance(value, (list, tuple)):
-        return (kind, *[_key_of(part) for part in value])
-    return str(value)  # a slice; a dictionary
-
-
-_SIMPLE = frozenset((type(None), int, bool, str, torch.dtype, torch.device))
-
-
-def _views_of(function: Callable[..., Any], given: Arguments) -> list[Any] | None:
-    try:
-        again = run(function, given.mapped(_without_memory), Way("meta", {}, "meta"))
-    except Exception:  # noqa: BLE001  no such call without memory: there are other ways to compare
-        return None
-    return [_view_of(tensor) for tensor in tensors_in((again.result,))]
-
-
-def _without_memory(tensor: Tensor) -> Tensor:
-    size = tensor.untyped_storage().nbytes() // tensor.element_size()
-    memory = torch.empty(size, dtype=tensor.dtype, device="meta")
-    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _view_of(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
-
-
-def hollow(tensor: Tensor, device: torch.device | str = "cpu") -> Tensor:
-    """A tensor like this one that takes no memory: what a view's gradient needs to know of its input."""
-    return _hollow(tensor.shape, tensor.dtype, device, tensor.requires_grad)
-
-
-@functools.lru_cache(maxsize=1000)
-def _hollow(shape: torch.Size, dtype: torch.dtype, device: torch.device | str, requires_grad: bool) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():  # it is kept for calls in other modes
-        return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_(requires_grad)
 
 
 # ---- leaving everything as it was ------------------------------------------------------------------------------------

@@ -32,13 +32,24 @@ def is_quick(tensors: Sequence[Tensor]) -> bool:
 
 
 class Look:
-    """A result beside what is expected. `precision` is None where both must be equal."""
+    """A result beside what is expected. `precision` is None where both must be equal.
 
-    __slots__ = ("elements", "expected", "got", "precision", "tolerance")
+    `allowance`: what each element may be off by at least, in float64 and without gaps.
+    """
 
-    def __init__(self, got: Tensor, expected: Tensor, precision: Precision | None, tolerance: Tolerance) -> None:
+    __slots__ = ("allowance", "elements", "expected", "got", "precision", "tolerance")
+
+    def __init__(
+        self,
+        got: Tensor,
+        expected: Tensor,
+        precision: Precision | None,
+        tolerance: Tolerance,
+        allowance: Tensor | None = None,
+    ) -> None:
         self.got: Any = got
         self.expected: Any = expected
+        self.allowance = allowance
         self.precision = precision
         self.tolerance = tolerance
         self.elements = got.numel()
@@ -72,7 +83,7 @@ class Screen:
                 self._numbers = numbers.to("cpu", non_blocking=True)
                 self._mark = self._marker.set()
         for look in self.looks:
-            look.got = look.expected = None
+            look.got = look.expected = look.allowance = None
 
     def is_ready(self) -> bool:
         """Whether `read` need not wait."""
@@ -113,7 +124,7 @@ def _found(looks: list[Look]) -> Tensor:
 def _alone(look: Look) -> Tensor:
     got: Tensor = look.got
     if look.precision is not None and look.elements:
-        return verdict.first_look(got, look.expected, look.precision, look.tolerance)
+        return verdict.first_look(got, look.expected, look.precision, look.tolerance, look.allowance)
     numbers = torch.zeros(_COUNT, dtype=torch.float64, device=got.device)
     if look.elements:
         numbers[_NONFINITE] = verdict.differing(got, look.expected).sum()

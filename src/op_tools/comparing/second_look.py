@@ -7,6 +7,7 @@ size of what was rounded before counts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import weakref
 from collections.abc import Iterator
@@ -36,6 +37,24 @@ class SecondLook:
         self._pair: Pair = weakref.proxy(pair)  # whose it is: memory must not wait for the garbage collector
         self._moved: dict[float, list[list[tuple[Run, Gradients]]]] = {}
         self._with_zeros: list[tuple[Run, Gradients]] | None = None
+        self._sizes_in_attention: list[Tensor] | None = None
+
+    def allowance(self, part: Part, precision: Precision) -> Tensor | None:
+        """What each element may be off by because of what cancels out: part of its `sensitivity`, soon to be had.
+
+        Nobody waits for the device. None where nothing cancels out.
+        """
+        if Trait.LOGITS not in self._pair.traits:
+            return None
+        expected = dense(self._pair.expected_part(part))
+        with torch.no_grad():
+            sizes = self._sizes_in_gradient(part) or [*self._sizes_before_cancellation(part, expected)]
+            if precision.eps < 1e-6:
+                sizes.append(expected.abs().nan_to_num(0.0, 0.0).max())
+            if not sizes:
+                return None
+            largest = functools.reduce(torch.maximum, [size.double() for size in sizes])
+            return (largest * (precision.eps / 2)).expand_as(expected).contiguous()
 
     def may_add_roughly(self, part: Part, precision: Precision) -> bool:
         """True where the device may keep a sum in 16 bits: cuDNN does, for the parameters of a batch norm."""
@@ -79,18 +98,26 @@ class SecondLook:
         """
         if not isinstance(part, Gradient) and Trait.MATRIX not in self._pair.traits:
             yield self._largest_input()
-        if traits.base_name(self._pair.name) == "scaled_dot_product_attention" and isinstance(part, Gradient):
-            with contextlib.suppress(Exception):  # a call of another form
-                yield attention.sizes(self._pair.seen.given, self._pair.grad_outputs or ())[part.place]
+        yield from self._sizes_in_gradient(part)
         if self._with_zeros is None:
             self._with_zeros = []
-            for number in range(2):
+            for number in range(min(2, len(self._numbers_given()))):
                 with contextlib.suppress(Exception):  # outside of what the op accepts
                     self._with_zeros.append(self._pair.run_changed(reference.with_zeros(number)))
         for run, gradients in self._with_zeros:
             value = part.of(run, gradients)
             if isinstance(value, Tensor) and value.shape == expected.shape:
                 yield dense(value).abs().nan_to_num(0.0, 0.0)
+
+    def _sizes_in_gradient(self, part: Part) -> list[Tensor]:
+        """The same for a gradient of attention, where it is known."""
+        if not isinstance(part, Gradient) or traits.base_name(self._pair.name) != "scaled_dot_product_attention":
+            return []
+        if self._sizes_in_attention is None:
+            self._sizes_in_attention = []
+            with contextlib.suppress(Exception):  # a call of another form
+                self._sizes_in_attention = attention.sizes(self._pair.seen.given, self._pair.grad_outputs or ())
+        return self._sizes_in_attention[part.place : part.place + 1]
 
     def undecided(self, part: Part) -> Tensor | None:
         """Where a whole number or a truth value changes when the inputs are moved by a rounding error."""
@@ -132,8 +159,11 @@ class SecondLook:
         return torch.stack([size.double() for size in sizes]).max() if sizes else torch.zeros((), dtype=torch.float64)
 
     def _numbers_in(self) -> list[Tensor]:
-        tensors = [*self._pair.seen.given.tensors, *(one for one in self._pair.grad_outputs or () if one is not None)]
-        return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+        return [*self._numbers_given(), *(one for one in self._pair.grad_outputs or () if one is not None)]
+
+    def _numbers_given(self) -> list[Tensor]:
+        given = self._pair.seen.given.tensors
+        return [tensor for tensor in given if tensor.is_floating_point() or tensor.is_complex()]
 
 
 def _rounding(seen: Seen, costs_are_known: bool) -> float:

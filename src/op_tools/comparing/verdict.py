@@ -133,9 +133,15 @@ def _measures_of(found: Found, tolerance: Tolerance, elements: int, has_same: bo
     )
 
 
-def first_look(got: Tensor, expected: Tensor, precision: Precision, tolerance: Tolerance) -> Tensor:
-    """The statistics of `judge` without `same`, as numbers that nobody has read from the device yet."""
-    return statistics.Numbers(got, expected, None, precision, None).unread_statistics(tolerance)
+def first_look(
+    got: Tensor, expected: Tensor, precision: Precision, tolerance: Tolerance, allowance: Tensor | None = None
+) -> Tensor:
+    """The statistics of `judge` without `same`, as numbers that nobody has read from the device yet.
+
+    `allowance`: what each element may be off by at least.
+    """
+    sensitivity = None if allowance is None else allowance * precision.limits.peak
+    return statistics.Numbers(got, expected, None, precision, sensitivity).unread_statistics(tolerance)
 
 
 def cleared(found: Found, precision: Precision, tolerance: Tolerance, elements: int) -> Verdict | None:
