@@ -9,7 +9,8 @@ import types
 from typing import Any, Callable
 
 from op_tools import messages
-from op_tools.intercept import Plan, through_tools
+from op_tools.plan import Plan
+from op_tools.route import through_tools
 from op_tools.tool import STEPS, Tool
 
 # the name of a wrapped function: what stands in for it

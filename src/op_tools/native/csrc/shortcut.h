@@ -1,4 +1,4 @@
-// The whole way of an op call that OpTimeMeasure alone watches: what op_tools.intercept does, without a frame of Python's.
+// The whole way of an op call that OpTimeMeasure alone watches: what op_tools.route does, without a frame of Python's.
 //
 // Calls that are unusual in any way go the other way, which is Python's.
 #pragma once
