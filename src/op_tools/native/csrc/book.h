@@ -3,26 +3,87 @@
 
 #include "python.h"
 
+#include "decimals.h"
+
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
+#include <charconv>
 #include <map>
 #include <unordered_map>
 
 namespace timer {
 
-using Text = std::shared_ptr<const std::string>;
+// As it stands in a table: in quotes where it must be.
+inline std::string as_cell(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string cell = "\"";
+  size_t begin = 0;
+  for (size_t quote; (quote = text.find('"', begin)) != std::string::npos; begin = quote + 1)
+    cell.append(text, begin, quote + 1 - begin) += '"';
+  cell.append(text, begin) += '"';
+  return cell;
+}
 
-// An op at one place in the program.
-struct Site {
-  const std::string name, module, line;
-  mutable Text inputs, outputs;  // of the call that was there last, under Python's lock: mostly they are the same again
+inline std::string in_quotes(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char letter : text) {
+    if (letter == '"' || letter == '\\') quoted += '\\';
+    quoted += static_cast<unsigned char>(letter) < 0x20 ? ' ' : letter;
+  }
+  return quoted + '"';
+}
+
+// What an op was called with, or what flowed through it.
+class Description {
+ public:
+  explicit Description(std::string text) : text_(std::move(text)) {}
+
+  bool is(const std::string& text) const {
+    return text_ == text;
+  }
+
+  // For the book: only one thread at a time asks for it.
+  const std::string& cell() const {
+    if (cell_.empty()) cell_ = as_cell(text_);
+    return cell_;
+  }
+
+ private:
+  const std::string text_;
+  mutable std::string cell_;
 };
 
+using Text = std::shared_ptr<const Description>;
+
 inline Text kept_as(Text& last, const std::string& text) {
-  if (last == nullptr || *last != text) last = std::make_shared<const std::string>(text);
+  if (last == nullptr || !last->is(text)) last = std::make_shared<const Description>(text);
   return last;
 }
+
+struct Total;
+
+// What the book writes of every call at one place, in words once and for all.
+struct Phrases {
+  Phrases(const std::string& name, const std::string& module, const std::string& line, Total& its_total)
+      : begin_of_row(as_cell(name) + ','),
+        end_of_row(',' + as_cell(module) + ',' + as_cell(line) + "\r\n"),
+        forward("{\"name\":" + in_quotes(name) + ",\"cat\":\"forward\",\"ph\":\"X\","),
+        backward("{\"name\":" + in_quotes(name) + ",\"cat\":\"backward\",\"ph\":\"X\","),
+        end_of_line(",\"module\":" + in_quotes(module) + "}}"),
+        total(its_total) {}
+
+  const std::string begin_of_row, end_of_row;      // of the table
+  const std::string forward, backward, end_of_line;  // of the trace
+  Total& total;
+};
+
+// An op at one place in the program. Mostly the descriptions of one call there are those of the next.
+struct Site {
+  const std::string name, module, line;
+  mutable Text inputs, outputs;            // of the call that was there last, under Python's lock
+  mutable Text grad_inputs, grad_outputs;  // likewise, under the timer's
+  mutable std::unique_ptr<const Phrases> phrases;  // the book's, once it has written of it
+};
 
 // One call, and its times as they become known, in ms. A second backward pass makes a second row, without the forward.
 struct Call {
@@ -68,7 +129,7 @@ class Book {
     Call& call = *of;
     if (call.is_written) call.begin_row();
     if (wants_trace()) draw(call, stretch);
-    Total& total = totals[call.site->name];
+    Total& total = phrases_of(*call.site).total;
     total.has_inner |= stretch.has_inner;
     total.all_in_all += stretch.elapsed;
     if (stretch.backward) {
@@ -81,13 +142,13 @@ class Book {
       call.forward = stretch.elapsed;
       call.forward_host = stretch.host;
       if (stretch.is_last)
-        write(call, "", "");
+        write(call, nullptr, nullptr);
       else
         waiting_.emplace(call.id, of);
     }
   }
 
-  void flowed(Call& call, const std::string& inputs, const std::string& outputs) {
+  void flowed(Call& call, const Text& inputs, const Text& outputs) {
     waiting_.erase(call.id);
     write(call, inputs, outputs);
   }
@@ -95,7 +156,7 @@ class Book {
   // The gradients of some calls never flow: only so many can wait, the oldest are given up.
   void give_up_waiting(size_t most) {
     while (waiting_.size() > most) {
-      write(*waiting_.begin()->second, "", "");
+      write(*waiting_.begin()->second, nullptr, nullptr);
       waiting_.erase(waiting_.begin());
     }
   }
@@ -109,52 +170,46 @@ class Book {
   int64_t count_of_rows = 0, count_of_lines = 0;
 
  private:
-  static void add_time(std::string& text, double elapsed, const char* format = "%.8f") {
-    if (elapsed < 0) return;
-    char digits[64];
-    text.append(digits, static_cast<size_t>(std::snprintf(digits, sizeof digits, format, elapsed)));
+  const Phrases& phrases_of(const Site& site) {
+    if (site.phrases == nullptr)
+      site.phrases = std::make_unique<const Phrases>(site.name, site.module, site.line, totals[site.name]);
+    return *site.phrases;
   }
 
-  static void add_cell(std::string& text, const std::string& cell) {
-    if (cell.find_first_of(",\"\r\n") == std::string::npos) {
-      text += cell;
-      return;
-    }
-    text += '"';
-    for (const char letter : cell) text.append(letter == '"' ? 2 : 1, letter);
-    text += '"';
+  static void add_number(std::string& text, int64_t number) {
+    char letters[24];
+    text.append(letters, static_cast<size_t>(std::to_chars(letters, letters + sizeof letters, number).ptr - letters));
   }
 
-  static void add_quoted(std::string& text, const std::string& value) {
-    text += '"';
-    for (const char letter : value) {
-      if (letter == '"' || letter == '\\') text += '\\';
-      text += static_cast<unsigned char>(letter) < 0x20 ? ' ' : letter;
-    }
-    text += '"';
+  static void add_time(std::string& text, double elapsed) {
+    if (!(elapsed < 0)) decimals::add<8>(text, elapsed);
   }
 
-  void write(Call& call, const std::string& grad_inputs, const std::string& grad_outputs) {
-    add_cell(rows, call.site->name);
-    rows += ',' + std::to_string(call.id) + ',';
+  static void add_moment(std::string& text, double microseconds) {
+    if (!(microseconds < 0)) decimals::add<3>(text, microseconds);
+  }
+
+  void write(Call& call, const Text& grad_inputs, const Text& grad_outputs) {
+    const Phrases& phrases = phrases_of(*call.site);
+    rows += phrases.begin_of_row;
+    add_number(rows, call.id);
+    rows += ',';
     add_time(rows, call.forward);
     rows += ',';
     add_time(rows, call.backward);
     rows += ",ms";
-    const std::string* cells[] = {call.inputs.get(), call.outputs.get(), &grad_inputs, &grad_outputs};
-    for (const auto* cell : cells) {
+    const Text* const texts[] = {&call.inputs, &call.outputs, &grad_inputs, &grad_outputs};
+    for (const Text* text : texts) {
       rows += ',';
-      add_cell(rows, *cell);
+      if (*text != nullptr) rows += (*text)->cell();
     }
     rows += ',';
     add_time(rows, call.forward_host);
     rows += ',';
     add_time(rows, call.backward_host);
-    rows += ',' + std::to_string(call.step) + ',';
-    add_cell(rows, call.site->module);
     rows += ',';
-    add_cell(rows, call.site->line);
-    rows += "\r\n";
+    add_number(rows, call.step);
+    rows += phrases.end_of_row;
     ++count_of_rows;
     call.is_written = true;
   }
@@ -166,18 +221,17 @@ class Book {
   }
 
   void draw_one(const Call& call, bool backward, const std::string& track, double start, double duration) {
+    const Phrases& phrases = phrases_of(*call.site);
     if (!lines.empty()) lines += ",\n";
-    lines += "{\"name\":";
-    add_quoted(lines, call.site->name);
-    lines += backward ? ",\"cat\":\"backward\",\"ph\":\"X\"," : ",\"cat\":\"forward\",\"ph\":\"X\",";
+    lines += backward ? phrases.backward : phrases.forward;
     lines += track;
     lines += ",\"ts\":";
-    add_time(lines, start, "%.3f");
+    add_moment(lines, start);
     lines += ",\"dur\":";
-    add_time(lines, duration * 1e3, "%.3f");
-    lines += ",\"args\":{\"forward_id\":" + std::to_string(call.id) + ",\"module\":";
-    add_quoted(lines, call.site->module);
-    lines += "}}";
+    add_moment(lines, duration * 1e3);
+    lines += ",\"args\":{\"forward_id\":";
+    add_number(lines, call.id);
+    lines += phrases.end_of_line;
     ++count_of_lines;
     --lines_left_;
   }
@@ -192,7 +246,7 @@ class Book {
   }
 
   const std::string& track_of_stream(const std::string& device, int64_t stream) {
-    auto& track = streams_[{device, stream}];
+    auto& track = streams_[{&device, stream}];
     if (track.empty()) {
       pybind11::gil_scoped_acquire locked;
       track = ask(PyObject_CallMethod(trace_->get(), "stream", "sL", device.c_str(), static_cast<long long>(stream)));
@@ -212,7 +266,7 @@ class Book {
   std::atomic<int64_t> lines_left_;  // asked by others
   std::map<int64_t, std::shared_ptr<Call>> waiting_;  // for their gradients, the oldest first
   std::unordered_map<uint64_t, std::string> threads_;
-  std::map<std::pair<std::string, int64_t>, std::string> streams_;
+  std::map<std::pair<const std::string*, int64_t>, std::string> streams_;  // a device has its name at one place
 };
 
 }  // namespace timer

@@ -125,7 +125,7 @@ inline PyObject* begin(PyObject* self, PyObject* const* arguments, Py_ssize_t co
   timed.call->id = PyLong_AsLongLong(arguments[0]);
   timed.call->step = PyLong_AsLongLong(arguments[1]);
   timed.call->site =
-      std::make_shared<Site>(Site{as_string(arguments[2]), as_string(arguments[3]), as_string(arguments[4]), {}, {}});
+      std::make_shared<Site>(Site{as_string(arguments[2]), as_string(arguments[3]), as_string(arguments[4])});
   timed.begin(arguments[5], arguments[6]);
   auto* made = PyObject_New(SpanObject, span_type);
   if (made == nullptr) return nullptr;

@@ -1,13 +1,14 @@
 // What is asked of every op call and of every autograd node, without Python: op_tools works the same without it, slower.
 //
 // In reading order: python.h (objects of Python's, held by threads of autograd's), describe.h (arguments in words),
-// book.h, timer.h and calls.h (the clock of OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h
-// (where in the program a call is), shortcut.h (the whole way of a call that is only timed), notes.h (the tensors of a
-// call), rows.h (tables of arguments), lists.h (many tensors at once), checksum.h, digest.h and digest_operator.h (a few
-// numbers that tell what a tensor holds), and here the module.
+// decimals.h (times in figures), book.h, timer.h and calls.h (the clock of OpTimeMeasure), edges.h (the gradients at the
+// edge of one op call), frames.h (where in the program a call is), shortcut.h (the whole way of a call that is only
+// timed), notes.h (the tensors of a call), rows.h (tables of arguments), lists.h (many tensors at once), checksum.h,
+// digest.h and digest_operator.h (a few numbers that tell what a tensor holds), and here the module.
 #include "python.h"
 
 #include "describe.h"
+#include "decimals.h"
 #include "calls.h"
 #include "edges.h"
 #include "frames.h"
@@ -36,12 +37,22 @@ PyObject* describe_value(PyObject*, PyObject* value) {
   return python::text(text);
 }
 
+PyObject* decimal(PyObject*, PyObject* number) {
+  const double value = PyFloat_AsDouble(number);
+  if (value == -1 && PyErr_Occurred()) return nullptr;
+  std::string eight, three;
+  decimals::add<8>(eight, value);
+  decimals::add<3>(three, value);
+  return Py_BuildValue("(ss)", eight.c_str(), three.c_str());
+}
+
 PyMethodDef functions[] = {
     {"edges_of_inputs", python::method(edges::of_inputs), METH_FASTCALL,
      "(args, kwargs) -> Edges, or None where no gradient will flow"},
     {"describe_call", python::method(describe_call), METH_FASTCALL,
      "(args, kwargs) -> their text in JSON, or None where Python has to put it into words"},
     {"describe", describe_value, METH_O, "one value, likewise"},
+    {"decimals", decimal, METH_O, "a number with 8 digits after the point, and with 3"},
     {"find_frame", python::method(frames::find_frame), METH_FASTCALL,
      "(files, calls_forward) -> (code, instruction, module) of the user's code that is running, or None"},
     {"row_key", python::method(rows::row_key), METH_FASTCALL,

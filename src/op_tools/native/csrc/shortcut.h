@@ -94,7 +94,7 @@ class Sites {
                                                     place.module.ptr()));
     auto module = place.module.is_none() ? Object() : stolen(PyWeakref_NewRef(place.module.ptr(), nullptr));
     auto site = std::make_shared<timer::Site>(timer::Site{name, timer::as_string(PyTuple_GET_ITEM(words.ptr(), 1)),
-                                                          timer::as_string(PyTuple_GET_ITEM(words.ptr(), 0)), {}, {}});
+                                                          timer::as_string(PyTuple_GET_ITEM(words.ptr(), 0))});
     known_[key] = {place.code, std::move(module), site};
     return site;
   }

@@ -189,7 +189,7 @@ struct Span {
 struct Entry {
   std::shared_ptr<Span> span;
   std::shared_ptr<Call> call;
-  std::string inputs, outputs;
+  Text inputs, outputs;
 };
 
 // What one thread is in the middle of.
@@ -269,12 +269,13 @@ class Timer {
     thread.ended = std::move(span);
   }
 
-  void flowed(const std::shared_ptr<Call>& call, std::string inputs, std::string outputs) {
+  void flowed(const std::shared_ptr<Call>& call, const std::string& inputs, const std::string& outputs) {
     if (is_closed_) return;
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& [identity, thread] : threads_)
       if (thread.ended != nullptr && thread.ended->call == call) hand_over(thread);
-    entries_.push_back({nullptr, call, std::move(inputs), std::move(outputs)});
+    const Site& site = *call->site;
+    entries_.push_back({nullptr, call, kept_as(site.grad_inputs, inputs), kept_as(site.grad_outputs, outputs)});
   }
 
   size_t unread() {
