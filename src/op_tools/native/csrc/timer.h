@@ -43,7 +43,7 @@ class DeviceClock {
     moment_of_base_ = static_cast<double>(now()) / 1e3;
     Event first = record(stream()), second = record(stream());
     second->synchronize();
-    first->elapsedTime(*second);  // throws where the device's events tell no time
+    between(*first, *second);  // throws where the device's events tell no time
     free_.push_back(std::move(first));
     free_.push_back(std::move(second));
   }
@@ -75,13 +75,13 @@ class DeviceClock {
   // Milliseconds between two events that the device has passed, and the host's time at the first in microseconds. The
   // device cannot have begun before the host asked it to: that shows when the two clocks have drifted apart.
   std::pair<double, double> read(Event start, Event end, double not_before, bool wants_moment) {
-    const double elapsed = start->elapsedTime(*end);
+    const double elapsed = between(*start, *end);
     if (!wants_moment) {
       give_back(std::move(start));
       give_back(std::move(end));
       return {elapsed, not_before};
     }
-    const double since = base_->elapsedTime(*start);
+    const double since = between(*base_, *start);
     double moment = moment_of_base_ + since * 1e3;
     if (moment < not_before - drift) {
       moment_of_base_ += not_before - moment;
@@ -99,6 +99,11 @@ class DeviceClock {
   const std::string name;
 
  private:
+  // Of events that the device is known to have passed: Event::elapsedTime asks the driver for that first, of both.
+  double between(const c10::Event& first, const c10::Event& second) const {
+    return guard_.elapsedTime(first.eventId(), second.eventId(), first.device_index());
+  }
+
   c10::Device device_;
   c10::impl::VirtualGuardImpl guard_;
   std::mutex mutex_;
