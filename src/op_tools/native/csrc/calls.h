@@ -121,7 +121,8 @@ inline PyObject* begin(PyObject* self, PyObject* const* arguments, Py_ssize_t co
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  TimedCall timed{reinterpret_cast<TimerObject*>(self)->timer, std::make_shared<Call>()};
+  const auto& timer = reinterpret_cast<TimerObject*>(self)->timer;
+  TimedCall timed{timer, timer->new_call()};
   timed.call->id = PyLong_AsLongLong(arguments[0]);
   timed.call->step = PyLong_AsLongLong(arguments[1]);
   timed.call->site =
@@ -180,12 +181,12 @@ inline PyObject* read(PyObject* self, PyObject* const* arguments, Py_ssize_t cou
   {
     pybind11::gil_scoped_release unlocked;  // the device may be waited for, and there may be much to read
     if (everything) timer->ask(true);
-    for (auto& entry : timer->answers()) {
+    timer->read([&](Entry& entry) {
       if (entry.span != nullptr)
         take_in(*entry.span, timer->book);
       else
         timer->book.flowed(*entry.call, entry.inputs, entry.outputs);
-    }
+    });
     timer->book.give_up_waiting(everything ? 0 : most_waiting);
   }
   Py_RETURN_NONE;

@@ -148,7 +148,7 @@ struct Shortcut {
         !frames::find(around.files.ptr(), around.calls_forward.ptr(), place))
       return false;
     static PyObject* const current = PyUnicode_InternFromString("current");
-    auto told = std::make_shared<timer::Call>();
+    auto told = timer->new_call();
     told->site = sites.find(name, place, around);
     told->step = PyLong_AsLongLong(stolen(PyObject_GetAttr(around.steps.ptr(), current)).ptr());
     told->id = PyLong_AsLongLong(stolen(PyIter_Next(around.ids.ptr())).ptr());

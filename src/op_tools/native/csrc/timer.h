@@ -14,7 +14,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -197,6 +196,37 @@ struct Entry {
   Text inputs, outputs;
 };
 
+// Things that are used again. They are made by threads that train and let go by the one that writes: malloc would have
+// to take them back from there, against its lock.
+template <typename Kind>
+class Pool {
+ public:
+  std::shared_ptr<Kind> take() {
+    if (spare_.empty()) return std::make_shared<Kind>();
+    auto taken = std::move(spare_.back());
+    spare_.pop_back();
+    return taken;
+  }
+
+  // Where nobody else holds it.
+  void give_back(std::shared_ptr<Kind> used) {
+    if (used.use_count() != 1 || spare_.size() >= most) return;
+    std::atomic_thread_fence(std::memory_order_acquire);  // others may have just let it go
+    *used = Kind();
+    spare_.push_back(std::move(used));
+  }
+
+  void give_back(Pool& other) {
+    for (auto& used : other.spare_)
+      if (spare_.size() < most) spare_.push_back(std::move(used));
+    other.spare_.clear();
+  }
+
+ private:
+  static constexpr size_t most = 4096;  // some are read late
+  std::vector<std::shared_ptr<Kind>> spare_;
+};
+
 // What one thread is in the middle of.
 struct Thread {
   std::vector<std::shared_ptr<Span>> running;  // calls inside calls, the innermost last
@@ -211,13 +241,19 @@ class Timer {
     read_soon = nullptr;
   }
 
+  std::shared_ptr<Call> new_call() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return calls_.take();
+  }
+
   std::shared_ptr<Span> begin(std::shared_ptr<Call> call, bool backward, DeviceClock* clock, bool may_vanish) {
-    auto span = std::make_shared<Span>();
-    span->call = std::move(call);
-    span->backward = backward;
-    span->thread = static_cast<uint64_t>(pthread_self());
+    std::shared_ptr<Span> span;
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      span = spans_.take();
+      span->call = std::move(call);
+      span->backward = backward;
+      span->thread = static_cast<uint64_t>(pthread_self());
       Thread& thread = threads_[span->thread];
       hand_over(thread);
       if (thread.running.size() > deepest) thread.running.clear();
@@ -301,12 +337,27 @@ class Timer {
     asked_.insert(asked_.end(), std::make_move_iterator(entries.begin()), std::make_move_iterator(entries.end()));
   }
 
-  // What has been asked for.
-  std::vector<Entry> answers() {
+  // Hands what has been asked for to `take_in`, one entry after the other.
+  template <typename TakeIn>
+  void read(const TakeIn& take_in) {
     std::vector<Entry> answers;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      answers.swap(asked_);
+    }
+    Pool<Span> spans;
+    Pool<Call> calls;
+    for (auto& entry : answers) {
+      take_in(entry);
+      if (entry.span != nullptr) entry.call = std::move(entry.span->call);
+      spans.give_back(std::move(entry.span));
+      calls.give_back(std::move(entry.call));
+    }
+    answers.clear();
     std::lock_guard<std::mutex> lock(mutex_);
-    answers.swap(asked_);
-    return answers;
+    spans_.give_back(spans);
+    calls_.give_back(calls);
+    if (asked_.capacity() == 0) asked_.swap(answers);  // its memory
   }
 
   // `read_soon` is called now and then: when `read_every` more calls have been added. `most_unread` entries may wait.
@@ -320,7 +371,7 @@ class Timer {
         most_unread_(most_unread) {}
 
   bool is_time_to_read() {
-    return read_soon != nullptr && ++calls_ % read_every_ == 0;
+    return read_soon != nullptr && ++count_of_calls_ % read_every_ == 0;
   }
 
   Book book;
@@ -381,12 +432,14 @@ class Timer {
 
   const int64_t read_every_;
   const size_t most_unread_;
-  std::atomic<int64_t> calls_{0};
+  std::atomic<int64_t> count_of_calls_{0};
   std::atomic<bool> is_closed_{false};
   std::mutex mutex_;
   std::unordered_map<uint64_t, Thread> threads_;
-  std::deque<Entry> entries_;
+  std::vector<Entry> entries_;
   std::vector<Entry> asked_;
+  Pool<Span> spans_;
+  Pool<Call> calls_;
   std::mutex asking_;  // one at a time, so that answers are in order
 };
 
