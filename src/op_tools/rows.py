@@ -29,7 +29,7 @@ class CsvFile:
         self.path = path
         self._columns = columns
         self._most = most
-        self._rows: list[Sequence[Any] | str] = []
+        self._rows: list[Sequence[Any] | str | bytes] = []
         self._more = 0  # rows, where one of `_rows` is several
         self._lock = threading.Lock()
         self._begun = False
@@ -42,11 +42,11 @@ class CsvFile:
             if len(self._rows) >= self._most:
                 self._write()
 
-    def add_lines(self, lines: str, count: int) -> None:
+    def add_lines(self, lines: bytes, count: int) -> None:
         """Some rows as they are to stand in the file, each with its end."""
         if count:
             with self._lock:
-                self._rows.append(lines.removesuffix("\r\n"))
+                self._rows.append(lines)
                 self._more += count - 1
                 if len(self._rows) + self._more >= self._most:
                     self._write()
@@ -64,20 +64,24 @@ class CsvFile:
         rows, self._rows, self._more = self._rows, [], 0
         if not rows or self._broken:
             return
-        text = io.StringIO()
-        writer = csv.writer(text)
-        if not self._begun:
-            writer.writerow(self._columns)
-        for row in rows:
-            if isinstance(row, str):
-                text.write(row + "\r\n")
-            else:
-                writer.writerow(row)
+        header = [] if self._begun else [_row(self._columns)]
+        text = b"".join([*header, *map(_row, rows)])
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a", encoding="utf-8", newline="") as file:
-                file.write(text.getvalue())
+            with open(self.path, "ab") as file:
+                file.write(text)
             self._begun = True
         except OSError as error:
             self._broken = True
             messages.complain(f"{self.path} cannot be written ({error.strerror}): its rows are lost, training goes on")
+
+
+def _row(row: Sequence[Any] | str | bytes) -> bytes:
+    """As it stands in the file."""
+    if isinstance(row, bytes):
+        return row
+    if isinstance(row, str):
+        return f"{row}\r\n".encode()
+    text = io.StringIO()
+    csv.writer(text).writerow(row)
+    return text.getvalue().encode()

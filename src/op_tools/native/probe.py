@@ -37,7 +37,7 @@ def main(library: str) -> None:
     assert listener.heard == ["begins", "ends", ([3.0, 3.0], [1.0, 1.0])], listener.heard
     timer.read(True, 1000)
     rows, count, *_ = timer.fetch()
-    assert (rows.split(",")[:2], count) == (["torch.Tensor.mul", "7"], 1), rows
+    assert (rows.split(b",")[:2], count) == ([b"torch.Tensor.mul", b"7"], 1), rows
     assert native.describe_call((x, 3.0), {}).endswith('"dtype": "float32"}, 3.0], "kwargs": {}}')
     assert native.edges_of_inputs((1, [torch.ones(1)]), {}) is None
     lines = torch.zeros(2, 13, dtype=torch.int64)

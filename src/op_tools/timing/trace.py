@@ -33,7 +33,7 @@ class TraceFile:
     def __init__(self, path: Path, most: int) -> None:
         self.path = path
         self._most = most
-        self._lines: list[str] = []
+        self._lines: list[str | bytes] = []
         self._more = 0  # events, where a line of `_lines` is several
         self._tracks: dict[Any, str] = {}
         self._devices: dict[str, int] = {}
@@ -78,7 +78,7 @@ class TraceFile:
             if len(self._lines) >= _KEPT:
                 self._write()
 
-    def add_lines(self, lines: str, count: int) -> None:
+    def add_lines(self, lines: bytes, count: int) -> None:
         """Some stretches that are in words already, with commas between."""
         if count and not self.ended:
             self._lines.append(lines)
@@ -90,7 +90,7 @@ class TraceFile:
         """Writes the rest, and the end of the list."""
         self._write()
         if self._written and not self._failed:
-            self._append("\n]\n")
+            self._append(b"\n]\n")
 
     def _new_track(self, key: Any, process: int, process_name: str, number: int, name: str) -> str:
         for kind, title in (("process_name", process_name), ("thread_name", name)):
@@ -105,16 +105,17 @@ class TraceFile:
         count, self._more = len(lines) + self._more, 0
         if not lines or self.ended:
             return
-        self._append(("," if self._written else "[") + "\n" + ",\n".join(lines))
+        in_bytes = (line.encode() if isinstance(line, str) else line for line in lines)
+        self._append((b",\n" if self._written else b"[\n") + b",\n".join(in_bytes))
         self._written += count
         if self._written >= self._most and not self._failed:
             self.ended = True
             messages.complain(f"{self.path} holds {self._written} events and ends here (OP_TIME_MEASURE_TRACE_EVENTS)")
 
-    def _append(self, text: str) -> None:
+    def _append(self, text: bytes) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a", encoding="utf-8") as file:
+            with open(self.path, "ab") as file:
                 file.write(text)
         except OSError as error:
             self.ended = self._failed = True

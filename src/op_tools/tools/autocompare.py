@@ -294,7 +294,7 @@ class OpAutoCompare(Tool):
         self.summary.add(call, comparison)
         rows = comparison.rows
         if rows:
-            self._csv.add_lines(blame.csv_lines(call, rows), len(rows))
+            self._csv.add_lines(blame.csv_lines(call, rows).encode(), len(rows))
         if comparison.failure:
             messages.complain_once(
                 "not compared", call.name, text=f"OpAutoCompare could not compare {call.name}: {comparison.failure}"

@@ -193,10 +193,11 @@ inline PyObject* read(PyObject* self, PyObject* const* arguments, Py_ssize_t cou
   END_HANDLE_TH_ERRORS
 }
 
-// fetch() -> (rows, how many, lines of the trace, how many), since it was asked last
+// fetch() -> (rows, how many, lines of the trace, how many), since it was asked last. In bytes, as files have them: text
+// would be made of them and they of it, while Python's lock is held.
 inline PyObject* fetch(PyObject* self, PyObject*) {
   Book& book = reinterpret_cast<TimerObject*>(self)->timer->book;
-  PyObject* fetched = Py_BuildValue("(s#Ls#L)", book.rows.data(), static_cast<Py_ssize_t>(book.rows.size()),
+  PyObject* fetched = Py_BuildValue("(y#Ly#L)", book.rows.data(), static_cast<Py_ssize_t>(book.rows.size()),
                                     static_cast<long long>(book.count_of_rows), book.lines.data(),
                                     static_cast<Py_ssize_t>(book.lines.size()),
                                     static_cast<long long>(book.count_of_lines));
