@@ -145,6 +145,27 @@ class TestTable:
         assert not second["forward_elasped"]
         assert second["backward_elasped"]
 
+    def test_calls_at_one_place_have_their_own_words(self, device):
+        """Also where the one before was almost the same."""
+        x, nan = torch.ones(2, 3, device=device), float("nan")
+        given = [(x, 1), (x, 1.0), (x, True), (x.t(), 1), (x, 2**40), (x, 0.5), (x, nan), (x, nan), (x, 1)]
+        with op_tools.OpTimeMeasure(verbose=0):
+            for args in given:
+                torch.mul(*args)
+        assert [row["input"] for row in table()] == [signature.of_call(args, {}) for args in given]
+
+    def test_gradients_at_one_place_have_their_own_words(self, device):
+        shapes = [(2, 3), (3, 2), (3, 2), (6,), (), (1, 1, 1, 6), (2, 3)]
+        with op_tools.OpTimeMeasure(verbose=0):
+            for shape in shapes:
+                x, y = (torch.ones(shape, device=device, requires_grad=needed) for needed in (True, len(shape) == 2))
+                torch.mul(x, y).backward(torch.ones(shape, device=device))
+        rows = [row for row in table() if row["name"] == "torch.mul"]
+        assert [row["grad_inputs"] for row in rows] == [
+            signature.of([torch.ones(shape), torch.ones(shape) if len(shape) == 2 else None]) for shape in shapes
+        ]
+        assert [row["grad_outputs"] for row in rows] == [signature.of([torch.ones(shape)]) for shape in shapes]
+
     def test_a_factory_and_an_upload_are_timed(self, device):
         with op_tools.OpTimeMeasure(verbose=0):
             torch.ones(3, device=device).exp()

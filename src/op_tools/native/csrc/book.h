@@ -4,6 +4,7 @@
 #include "python.h"
 
 #include "decimals.h"
+#include "likeness.h"
 
 #include <algorithm>
 #include <atomic>
@@ -60,6 +61,23 @@ inline Text kept_as(Text& last, const std::string& text) {
   return last;
 }
 
+// A text, and what it was made of; that is empty where it is not known.
+struct Kept {
+  Text text;
+  likeness::Numbers made_of;
+};
+
+inline Text kept_as(Kept& last, const likeness::Gradients& gradients) {
+  static thread_local likeness::Numbers made_of;  // memory that is there already
+  made_of.clear();
+  likeness::of_gradients(gradients, made_of);
+  if (made_of != last.made_of) {
+    last.text = std::make_shared<const Description>(likeness::in_words(gradients));
+    last.made_of = made_of;
+  }
+  return last.text;
+}
+
 struct Total;
 
 // What the book writes of every call at one place, in words once and for all.
@@ -80,8 +98,8 @@ struct Phrases {
 // An op at one place in the program. Mostly the descriptions of one call there are those of the next.
 struct Site {
   const std::string name, module, line;
-  mutable Text inputs, outputs;            // of the call that was there last, under Python's lock
-  mutable Text grad_inputs, grad_outputs;  // likewise, under the timer's
+  mutable Kept inputs, outputs;            // of the call that was there last, under Python's lock
+  mutable Kept grad_inputs, grad_outputs;  // likewise, under the timer's
   mutable std::unique_ptr<const Phrases> phrases;  // the book's, once it has written of it
 };
 

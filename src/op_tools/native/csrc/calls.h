@@ -42,9 +42,10 @@ struct TimedCall {
   bool is_guess = false;  // of the device: an op that makes its tensors
 
   void begin(PyObject* args, PyObject* kwargs) {
-    std::string& text = scratch();
-    if (!describe::call(args, kwargs, text)) text = described_by(timer->describe_call, args, kwargs);
-    call->inputs = kept_as(call->site->inputs, text);
+    call->inputs = text_of(
+        call->site->inputs, [&](likeness::Numbers& numbers) { return likeness::of_call(args, kwargs, numbers); },
+        [&](std::string& text) { return describe::call(args, kwargs, text); },
+        [&] { return described_by(timer->describe_call, args, kwargs); });
     auto device = device_among(args);
     if (!device) device = device_among(kwargs);
     if (device) timer->latest = device;
@@ -69,9 +70,10 @@ struct TimedCall {
     if (at::GradMode::is_enabled())
       python::each_tensor(result, [&](const at::Tensor& tensor) { return !(flows = tensor.requires_grad()); });
     span->is_last = !flows;
-    std::string& text = scratch();
-    if (!describe::value(result, text)) text = described_by(timer->describe, result);
-    call->outputs = kept_as(call->site->outputs, text);
+    call->outputs = text_of(
+        call->site->outputs, [&](likeness::Numbers& numbers) { return likeness::of(result, numbers); },
+        [&](std::string& text) { return describe::value(result, text); },
+        [&] { return described_by(timer->describe, result); });
     timer->add(std::move(span));
     if (timer->is_time_to_read()) {
       const auto read_soon = timer->read_soon;  // the tool may stop meanwhile
@@ -85,11 +87,18 @@ struct TimedCall {
     return flows;
   }
 
-  // Memory that is there already.
-  static std::string& scratch() {
-    static thread_local std::string text;
-    text.clear();
-    return text;
+  // The text of the call before, where this one is like it.
+  template <typename Liken, typename Describe, typename DescribeInPython>
+  static Text text_of(Kept& last, const Liken& liken, const Describe& describe, const DescribeInPython& in_python) {
+    static thread_local likeness::Numbers made_of;  // memory that is there already
+    made_of.clear();
+    const bool is_known = liken(made_of);
+    if (is_known && made_of == last.made_of) return last.text;
+    std::string text;
+    const bool is_described = describe(text);
+    if (!is_described) text = in_python();  // other threads may come here meanwhile
+    last.made_of = is_known && is_described ? made_of : likeness::Numbers();
+    return kept_as(last.text, text);
   }
 
   // The op raised.

@@ -78,25 +78,31 @@ inline const char* name_of(c10::ScalarType dtype) {
   }
 }
 
+// A name for its dtype, and sizes and strides that are numbers.
+inline bool is_plain(const at::Tensor& value) {
+  return value.defined() && name_of(value.scalar_type()) != nullptr && value.layout() == c10::kStrided &&
+         !value.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !value.is_nested();
+}
+
+inline void plain_tensor(const char* dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, std::string& text) {
+  Letters letters(text);
+  letters.add("{\"shape\": ");
+  numbers(sizes, letters);
+  letters.add(", \"stride\": ");
+  numbers(strides, letters);
+  letters.add(", \"dtype\": \"");
+  letters.add(dtype, std::strlen(dtype));
+  letters.add("\"}");
+}
+
 // False where it takes Python to put it into words, here and below.
 inline bool tensor(const at::Tensor& value, std::string& text) {
   if (!value.defined()) {
     text += "null";
     return true;
   }
-  const char* dtype = name_of(value.scalar_type());
-  const auto* implementation = value.unsafeGetTensorImpl();
-  if (dtype == nullptr || value.layout() != c10::kStrided || implementation->has_symbolic_sizes_strides() ||
-      value.is_nested())
-    return false;
-  Letters letters(text);
-  letters.add("{\"shape\": ");
-  numbers(value.sizes(), letters);
-  letters.add(", \"stride\": ");
-  numbers(value.strides(), letters);
-  letters.add(", \"dtype\": \"");
-  letters.add(dtype, std::strlen(dtype));
-  letters.add("\"}");
+  if (!is_plain(value)) return false;
+  plain_tensor(name_of(value.scalar_type()), value.sizes(), value.strides(), text);
   return true;
 }
 
@@ -128,10 +134,15 @@ inline bool number(PyObject* value, std::string& text) {
 
 bool value(PyObject* value, std::string& text);
 
-inline bool list(PyObject* values, std::string& text, bool whole = true) {
+// So many of them are described.
+inline Py_ssize_t longest_of(PyObject* values, bool whole) {
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(values);
-  const bool of_tensors = count > 0 && python::is_tensor(PySequence_Fast_GET_ITEM(values, 0));
-  const Py_ssize_t longest = whole ? count : of_tensors ? longest_list : longest_list_of_values;
+  if (whole) return count;
+  return count > 0 && python::is_tensor(PySequence_Fast_GET_ITEM(values, 0)) ? longest_list : longest_list_of_values;
+}
+
+inline bool list(PyObject* values, std::string& text, bool whole = true) {
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(values), longest = longest_of(values, whole);
   text += '[';
   for (Py_ssize_t index = 0; index < std::min(count, longest); ++index) {
     if (index) text += ", ";
@@ -189,19 +200,6 @@ inline bool call(PyObject* args, PyObject* kwargs, std::string& text) {
   if (!named(kwargs, text)) return false;
   text += '}';
   return true;
-}
-
-// The gradients of one call, in a list that is shortened like any other; an empty text is none.
-inline std::string gradients(const std::vector<std::string>& texts) {
-  const bool of_tensors = !texts.empty() && !texts[0].empty();
-  const size_t longest = of_tensors ? longest_list : longest_list_of_values;
-  std::string text = "[";
-  for (size_t index = 0; index < std::min(texts.size(), longest); ++index) {
-    if (index) text += ", ";
-    text += texts[index].empty() ? "null" : texts[index];
-  }
-  if (texts.size() > longest) text += ", \"\u2026 " + std::to_string(texts.size()) + " in all\"";
-  return text + "]";
 }
 
 }  // namespace describe

@@ -61,8 +61,8 @@ class Record : public std::enable_shared_from_this<Record> {
         outputs_(listener_ ? outputs : 0),
         versions_of_inputs_(inputs_.size()),
         versions_of_outputs_(outputs_.size()),
-        texts_of_inputs_(watches_.empty() ? 0 : inputs),
-        texts_of_outputs_(watches_.empty() ? 0 : outputs) {}
+        grad_inputs_(watches_.empty() ? 0 : inputs),
+        grad_outputs_(watches_.empty() ? 0 : outputs) {}
 
   size_t expected = 0;
 
@@ -98,7 +98,7 @@ class Record : public std::enable_shared_from_this<Record> {
         outputs_[slot] = kept(grad_outputs[number]);
         versions_of_outputs_[slot] = version_of(outputs_[slot]);
       }
-      if (!watches_.empty()) describe_gradient(grad_outputs[number], texts_of_outputs_[slot]);
+      if (!watches_.empty()) note(grad_outputs[number], grad_outputs_[slot]);
     }
     if (++seen_ == expected) {
       hand_over(lock);
@@ -121,7 +121,7 @@ class Record : public std::enable_shared_from_this<Record> {
       }
       versions_of_inputs_[position] = version_of(so_far);
     }
-    if (!watches_.empty()) describe_gradient(gradient, texts_of_inputs_[position]);
+    if (!watches_.empty()) note(gradient, grad_inputs_[position]);
   }
 
   struct ModesAside {
@@ -137,9 +137,9 @@ class Record : public std::enable_shared_from_this<Record> {
     return gradient.detach();
   }
 
-  static void describe_gradient(const Variable& gradient, std::string& text) {
-    text.clear();
-    if (!describe::tensor(gradient, text)) text.clear();
+  static void note(const Variable& gradient, likeness::Gradient& numbers) {
+    numbers.clear();
+    likeness::of_tensor(gradient, numbers);
   }
 
   void pass_is_over() {
@@ -162,18 +162,13 @@ class Record : public std::enable_shared_from_this<Record> {
     drop_changed(inputs_, versions_of_inputs_);
     drop_changed(outputs_, versions_of_outputs_);
     variable_list inputs(inputs_.size()), outputs(outputs_.size());
-    std::vector<std::string> texts_of_inputs(texts_of_inputs_.size()), texts_of_outputs(texts_of_outputs_.size());
     inputs.swap(inputs_);
     outputs.swap(outputs_);
-    texts_of_inputs.swap(texts_of_inputs_);
-    texts_of_outputs.swap(texts_of_outputs_);
+    for (auto& watch : watches_) watch.timer->flowed(watch.call, grad_inputs_, grad_outputs_);
+    for (auto& gradient : grad_inputs_) gradient.clear();
+    for (auto& gradient : grad_outputs_) gradient.clear();
     seen_ = 0;
     lock.unlock();
-    if (!watches_.empty()) {
-      const auto text_of_inputs = describe::gradients(texts_of_inputs);
-      const auto text_of_outputs = describe::gradients(texts_of_outputs);
-      for (auto& watch : watches_) watch.timer->flowed(watch.call, text_of_inputs, text_of_outputs);
-    }
     if (listener_) tell(inputs, outputs);
   }
 
@@ -199,7 +194,7 @@ class Record : public std::enable_shared_from_this<Record> {
   std::mutex mutex_;
   variable_list inputs_, outputs_;
   std::vector<int64_t> versions_of_inputs_, versions_of_outputs_;
-  std::vector<std::string> texts_of_inputs_, texts_of_outputs_;
+  likeness::Gradients grad_inputs_, grad_outputs_;
   size_t seen_ = 0;
   bool is_waiting_ = false;
 };

@@ -1,10 +1,11 @@
 // What is asked of every op call and of every autograd node, without Python: op_tools works the same without it, slower.
 //
 // In reading order: python.h (objects of Python's, held by threads of autograd's), describe.h (arguments in words),
-// decimals.h (times in figures), book.h, timer.h and calls.h (the clock of OpTimeMeasure), edges.h (the gradients at the
-// edge of one op call), frames.h (where in the program a call is), shortcut.h (the whole way of a call that is only
-// timed), notes.h (the tensors of a call), rows.h (tables of arguments), lists.h (many tensors at once), checksum.h,
-// digest.h and digest_operator.h (a few numbers that tell what a tensor holds), and here the module.
+// likeness.h (what these are made of), decimals.h (times in figures), book.h, timer.h and calls.h (the clock of
+// OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h (where in the program a call is),
+// shortcut.h (the whole way of a call that is only timed), notes.h (the tensors of a call), rows.h (tables of
+// arguments), lists.h (many tensors at once), checksum.h, digest.h and digest_operator.h (a few numbers that tell what a
+// tensor holds), and here the module.
 #include "python.h"
 
 #include "describe.h"

@@ -310,7 +310,7 @@ class Timer {
     thread.ended = std::move(span);
   }
 
-  void flowed(const std::shared_ptr<Call>& call, const std::string& inputs, const std::string& outputs) {
+  void flowed(const std::shared_ptr<Call>& call, const likeness::Gradients& inputs, const likeness::Gradients& outputs) {
     if (is_closed_) return;
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& [identity, thread] : threads_)
