@@ -17,6 +17,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <limits>
+#include <typeinfo>
 #include <unordered_set>
 
 namespace edges {
@@ -334,9 +335,8 @@ class Subgraph {
 
   size_t position_of(const torch::autograd::Edge& edge) const {
     const c10::TensorImpl* leaf = nullptr;
-    if (edge.function->sequence_nr() == leafs_number)
-      if (auto* accumulate = dynamic_cast<torch::autograd::AccumulateGrad*>(edge.function.get()))
-        leaf = accumulate->variable.unsafeGetTensorImpl();
+    if (edge.function->sequence_nr() == leafs_number && typeid(*edge.function) == typeid(torch::autograd::AccumulateGrad))
+      leaf = static_cast<const torch::autograd::AccumulateGrad&>(*edge.function).variable.unsafeGetTensorImpl();
     size_t position = 0;
     for (; position < inputs_.size(); ++position) {
       const auto& input = inputs_[position];

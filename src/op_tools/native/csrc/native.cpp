@@ -6,6 +6,10 @@
 // shortcut.h (the whole way of a call that is only timed), notes.h (the tensors of a call), rows.h (tables of
 // arguments), lists.h (many tensors at once), checksum.h, digest.h and digest_operator.h (a few numbers that tell what a
 // tensor holds), and here the module.
+#ifndef NDEBUG
+#define NDEBUG  // or pybind11 asks at every reference whether Python's lock is held, and torch checks itself
+#endif
+
 #include "python.h"
 
 #include "describe.h"

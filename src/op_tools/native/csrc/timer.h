@@ -247,18 +247,11 @@ class Timer {
   }
 
   std::shared_ptr<Span> begin(std::shared_ptr<Call> call, bool backward, DeviceClock* clock, bool may_vanish) {
+    const auto identity = static_cast<uint64_t>(pthread_self());
     std::shared_ptr<Span> span;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      span = spans_.take();
-      span->call = std::move(call);
-      span->backward = backward;
-      span->thread = static_cast<uint64_t>(pthread_self());
-      Thread& thread = threads_[span->thread];
-      hand_over(thread);
-      if (thread.running.size() > deepest) thread.running.clear();
-      if (!thread.running.empty()) span->outer = thread.running.back();
-      if (!may_vanish) thread.running.push_back(span);
+      span = enter(threads_[identity], identity, std::move(call), backward, may_vanish);
     }
     span->begin(clock);
     return span;
@@ -278,6 +271,7 @@ class Timer {
   void node_begins(const std::shared_ptr<Call>& call, DeviceClock* clock) {
     if (is_closed_) return;
     const auto identity = static_cast<uint64_t>(pthread_self());
+    std::shared_ptr<Span> span;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       Thread& thread = threads_[identity];
@@ -287,27 +281,28 @@ class Timer {
         thread.ended = nullptr;
         return;
       }
+      span = enter(thread, identity, call, true, false);
     }
-    begin(call, true, clock, false);
+    span->begin(clock);
   }
 
   // `is_near`: its op has more nodes to come.
   void node_ends(const std::shared_ptr<Call>& call, bool is_near) {
     if (is_closed_) return;
-    const auto identity = static_cast<uint64_t>(pthread_self());
+    Thread* thread = nullptr;  // it stays where it is
     std::shared_ptr<Span> span;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      auto& running = threads_[identity].running;
+      thread = &threads_[static_cast<uint64_t>(pthread_self())];
+      auto& running = thread->running;
       for (auto found = running.rbegin(); found != running.rend() && span == nullptr; ++found)
         if ((*found)->call == call && (*found)->backward) span = *found;
     }
     if (span == nullptr) return;
     span->finish(is_near);
     std::lock_guard<std::mutex> lock(mutex_);
-    Thread& thread = threads_[identity];
-    leave(thread, span);
-    thread.ended = std::move(span);
+    leave(*thread, span);
+    thread->ended = std::move(span);
   }
 
   void flowed(const std::shared_ptr<Call>& call, const likeness::Gradients& inputs, const likeness::Gradients& outputs) {
@@ -380,6 +375,19 @@ class Timer {
   std::optional<c10::Device> latest;  // an op that makes its tensors: they will be where the last ones were
 
  private:
+  std::shared_ptr<Span> enter(Thread& thread, uint64_t identity, std::shared_ptr<Call> call, bool backward,
+                              bool may_vanish) {
+    auto span = spans_.take();
+    span->call = std::move(call);
+    span->backward = backward;
+    span->thread = identity;
+    hand_over(thread);
+    if (thread.running.size() > deepest) thread.running.clear();
+    if (!thread.running.empty()) span->outer = thread.running.back();
+    if (!may_vanish) thread.running.push_back(span);
+    return span;
+  }
+
   void hand_over(Thread& thread) {
     if (thread.ended == nullptr) return;
     thread.ended->settle();
