@@ -22,7 +22,7 @@ import op_tools
 from ditorch.demo.gpt import GPT
 from ditorch.sim import faults
 from op_tools import comparing, messages
-from op_tools.comparing import blame, compare, fused, screen
+from op_tools.comparing import blame, compare, fused, later, screen
 from op_tools.comparing.examine import Examiner
 from op_tools.comparing.pair import Seen
 from op_tools.comparing.reference import Arguments, Run, Way, run
@@ -1085,6 +1085,20 @@ def test_a_backward_pass_beside_a_forward_pass_does_not_wait_for_it(device, run_
         """
     )
     assert int(done.stdout.split()[-1]) > 10 * 20 * 4
+
+
+@pytest.mark.parametrize(("free", "together"), [(0.0, 1), (math.inf, 8)])
+def test_with_little_room_few_calls_wait_to_be_looked_at(device, monkeypatch, free, together):
+    launched = []
+    original = screen.Screen.launch
+    monkeypatch.setattr(screen.Screen, "launch", lambda self: launched.append(len(self.looks)) or original(self))
+    monkeypatch.setattr(later, "free_memory", lambda device: free)
+    x = torch.randn(16, 16, device=device)
+    with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
+        for _ in range(8):
+            x.tanh()
+    assert tool.summary.ranked() == []
+    assert launched == [together] * (8 // together)
 
 
 def test_with_little_room_references_are_run_again_for_their_gradients(device):

@@ -85,8 +85,9 @@ def _launched(kernels: Any, looks: Sequence[Look]) -> Tensor:
         precision = _EXACT if one.precision is None else one.precision
         half_eps = precision.eps / 2
         numbers += (half_eps, precision.floor * half_eps, precision.smallest, precision.largest, one.tolerance.rtol)
+        numbers.append(precision.share_of_largest)
     table, given = _in_one_copy(addresses, numbers, device)
-    sizes = torch.empty((count, SLOTS), dtype=torch.float64, device=device)
+    sizes = torch.empty((count, 2, SLOTS), dtype=torch.float64, device=device)
     found = torch.empty((count, SLOTS, 16), dtype=torch.float64, device=device)
     kernels.run(table, given, sizes, found, count, looks[0].got.dtype, looks[0].expected.dtype)
     sums, maxima = found[:, :, : len(SUMS)].sum(1), found[:, :, len(SUMS) : len(SUMS) + len(MAXIMA)].amax(1)

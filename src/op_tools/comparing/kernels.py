@@ -18,17 +18,22 @@ _TYPES = {
 
 
 @triton.jit
-def _add_up_sizes(table, sizes, expected_type: tl.constexpr, slots: tl.constexpr, block: tl.constexpr):
+def _measure_sizes(table, sizes, expected_type: tl.constexpr, slots: tl.constexpr, block: tl.constexpr):
     pair = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1)
     expected = tl.load(table + pair * 4 + 1).to(tl.pointer_type(expected_type))
     count = tl.load(table + pair * 4 + 2)
     total = tl.zeros((block,), tl.float64)
+    most = tl.zeros((block,), tl.float64)
     for start in range(slot * block, count, slots * block):
         at = start + tl.arange(0, block)
         size = tl.abs(tl.load(expected + at, mask=at < count, other=0.0).to(tl.float64))
-        total += tl.where(size < float("inf"), size, 0.0)
-    tl.store(sizes + pair * slots + slot, tl.sum(total, 0))
+        size = tl.where(size < float("inf"), size, 0.0)
+        total += size
+        most = tl.maximum(most, size)
+    out = sizes + pair * 2 * slots + slot
+    tl.store(out, tl.sum(total, 0))
+    tl.store(out + slots, tl.max(most, 0))
 
 
 @triton.jit
@@ -49,13 +54,15 @@ def _look(
     count = tl.load(table + pair * 4 + 2)
     address = tl.load(table + pair * 4 + 3)  # of what each element may be off by at least; 0 where there is none
     allowance = address.to(tl.pointer_type(tl.float64))
-    half_eps = tl.load(given + pair * 5)
-    share = tl.load(given + pair * 5 + 1)
-    smallest = tl.load(given + pair * 5 + 2)
-    largest = tl.load(given + pair * 5 + 3)
-    rtol = tl.load(given + pair * 5 + 4)
-    total = tl.sum(tl.load(sizes + pair * slots + tl.arange(0, slots)), 0)
-    floor = total / count.to(tl.float64) * share
+    half_eps = tl.load(given + pair * 6)
+    share = tl.load(given + pair * 6 + 1)
+    smallest = tl.load(given + pair * 6 + 2)
+    largest = tl.load(given + pair * 6 + 3)
+    rtol = tl.load(given + pair * 6 + 4)
+    share_of_largest = tl.load(given + pair * 6 + 5)
+    total = tl.sum(tl.load(sizes + pair * 2 * slots + tl.arange(0, slots)), 0)
+    most = tl.max(tl.load(sizes + pair * 2 * slots + slots + tl.arange(0, slots)), 0)
+    floor = tl.maximum(total / count.to(tl.float64) * share, most * share_of_largest)
 
     squares = tl.zeros((block,), tl.float64)
     slope = tl.zeros((block,), tl.float64)
@@ -127,5 +134,5 @@ def run(table, given, sizes, found, pairs, got, expected):
     """Fills `found`: the sums and maxima of fused.py for each pair and slot."""
     grid = (pairs, SLOTS)
     with torch.cuda.device(table.device):
-        _add_up_sizes[grid](table, sizes, _TYPES[expected], SLOTS, 512)
+        _measure_sizes[grid](table, sizes, _TYPES[expected], SLOTS, 512)
         _look[grid](table, given, sizes, found, _TYPES[got], _TYPES[expected], SLOTS, 512)

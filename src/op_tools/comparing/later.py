@@ -24,6 +24,7 @@ from op_tools.comparing.glances import Glancer, Glances, OnlyInFull
 from op_tools.comparing.pair import CannotCompare, Pair, Seen
 from op_tools.comparing.screen import Screen
 from op_tools.comparing.verdict import Verdict
+from op_tools.comparing.waiting import free_memory
 from op_tools.gradients import Gradients
 from op_tools.recording import snapshot
 from op_tools.recording.marks import Marker, marker_of
@@ -31,6 +32,7 @@ from op_tools.tensors import addresses_of, tensors_in, versions_of
 
 _MOST_CALLS = 128  # in a window
 _MOST_BYTES = 2**29  # of results and references in a window
+_SHARE = 1 / 32  # of the memory that is free at first; some windows are on their way
 _MANY = 16  # tensors of one call
 _MOST_UNREAD = 4  # windows whose numbers are on their way
 
@@ -97,6 +99,7 @@ class Later:
         self._lock = threading.RLock()
         self._window: _Window | None = None
         self._unread: deque[_Window] = deque()
+        self._most_bytes: dict[torch.device, float] = {}
 
     def forward(self, call: OpCall, seen: Seen, graph: bool) -> Pair | None:
         """Inputs and outputs of a call. With a `graph`, its run is returned, for the gradients that will come."""
@@ -204,7 +207,7 @@ class Later:
             window.records.append(record)
             for look in looks:
                 window.bytes += look.got.nbytes + look.expected.nbytes
-            if len(window.records) < _MOST_CALLS and window.bytes <= _MOST_BYTES:
+            if len(window.records) < _MOST_CALLS and window.bytes <= self._most_bytes[window.device]:
                 return
             self._launch()
         self._read(wait=False)
@@ -215,6 +218,8 @@ class Later:
         if window is not None and window.device == device and window.stream_number == number:
             return window
         self._launch()
+        if device not in self._most_bytes:
+            self._most_bytes[device] = min(_MOST_BYTES, _SHARE * free_memory(device))
         window = self._window = _Window(device, marker)
         return window
 

@@ -138,8 +138,11 @@ def first_look(
 ) -> Tensor:
     """The statistics of `judge` without `same`, as numbers that nobody has read from the device yet.
 
-    `allowance`: what each element may be off by at least.
+    `allowance`: what each element may be off by at least. What is had at once of a second look is in it, too.
     """
+    if precision.share_of_largest:
+        largest = expected.abs().double().nan_to_num(0.0, 0.0).max() * precision.share_of_largest
+        allowance = largest.expand_as(expected) if allowance is None else torch.maximum(allowance, largest)
     sensitivity = None if allowance is None else allowance * precision.limits.peak
     return statistics.Numbers(got, expected, None, precision, sensitivity).unread_statistics(tolerance)
 

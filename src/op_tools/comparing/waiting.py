@@ -50,7 +50,7 @@ class Memory:
         """Half of what may be used, and on a device no more than a quarter of what is free at first."""
         if self._graphs is None:
             device = next((tensor.device for tensor in seen.given.tensors if not tensor.is_cpu), None)
-            self._graphs = min(self._limit / 2, math.inf if device is None else _free_memory(device) / 4)
+            self._graphs = min(self._limit / 2, math.inf if device is None else free_memory(device) / 4)
         return self._graphs
 
     def free(self, size: int) -> None:
@@ -58,7 +58,8 @@ class Memory:
             self._used -= size
 
 
-def _free_memory(device: torch.device) -> float:
+def free_memory(device: torch.device) -> float:
+    """Bytes; infinite where the device does not tell."""
     try:
         return float(getattr(torch, device.type).mem_get_info(device)[0])
     except Exception:  # noqa: BLE001  not every backend tells, and each fails in its own way
