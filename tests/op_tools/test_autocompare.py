@@ -22,7 +22,7 @@ import op_tools
 from ditorch.demo.gpt import GPT
 from ditorch.sim import faults
 from op_tools import comparing, messages
-from op_tools.comparing import blame, compare, fused, later, screen
+from op_tools.comparing import blame, compare, fused, later, lists, screen
 from op_tools.comparing.examine import Examiner
 from op_tools.comparing.pair import Seen
 from op_tools.comparing.reference import Arguments, Run, Way, run
@@ -1129,6 +1129,17 @@ def test_infinities_of_a_mask_need_no_second_look(device, monkeypatch):
         masked = x.masked_fill(torch.ones(16, 16, device=device, dtype=torch.bool).triu(1), -math.inf)
         masked.softmax(-1)
     assert tool.summary.ranked() == []
+
+
+def test_lists_that_are_changed_without_being_counted_are_seen_as_they_are(device):
+    """As torch._foreach_lerp_ does on CUDA."""
+    changed = [torch.zeros(4, device=device) for _ in range(12)]
+    others = [torch.ones(4, device=device) for _ in range(12)]
+    together = lists.joined(Arguments((changed, others, 0.5), {}))
+    with torch.autograd._unsafe_preserve_version_counter(tuple(changed)):
+        torch._foreach_lerp_(changed, others, 0.5)
+    assert together.args[0][0].unique().tolist() == [0]
+    assert together.now().args[0][0].unique().tolist() == [0.5]
 
 
 @pytest.mark.parametrize("reference", ["cpu", "device"])

@@ -10,27 +10,19 @@ from torch import Tensor
 
 from op_tools.comparing.arguments import Arguments, is_long_list
 from op_tools.recording import snapshot
-from op_tools.tensors import device_of, layout_of, versions_of
+from op_tools.tensors import device_of, layout_of
 
 
 class Joined(Arguments):
     """The arguments of an op that works on lists of tensors, element by element: each list is one flat tensor here."""
 
-    __slots__ = ("_labels", "_lists", "_versions")
+    __slots__ = ("_labels", "_lists")
 
-    def __init__(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        lists: list[Any],
-        labels: list[str],
-        versions: list[list[int | None] | None],
-    ) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], lists: list[Any], labels: list[str]) -> None:
         super().__init__(args, kwargs)
         self._leaves = [value[0] if isinstance(value, list) else value for value in args]
         self._lists = lists  # what each argument was
         self._labels = labels
-        self._versions = versions  # of the tensors in each list
 
     def long_lists(self) -> list[range]:
         return []  # each is one tensor
@@ -40,22 +32,21 @@ class Joined(Arguments):
 
     def copied(self) -> Joined:
         args, kwargs = snapshot.host_copy((self.args, self.kwargs))
-        return Joined(args, kwargs, self._lists, self._labels, self._versions)
+        return Joined(args, kwargs, self._lists, self._labels)
 
-    def now(self, trusting: bool) -> Joined:
-        """The same lists as they are now. `trusting`: those whose versions are what they were have not changed."""
-        args = [
-            self._flat_again(place, trusting) if isinstance(value, list) and isinstance(value[0], Tensor) else value
-            for place, value in enumerate(self.args)
-        ]
-        return Joined(tuple(args), self.kwargs, self._lists, self._labels, self._versions)
-
-    def _flat_again(self, place: int, trusting: bool) -> list[Tensor]:
-        plain = self._lists[place]
-        if trusting and versions_of(plain) == self._versions[place]:
-            before: list[Tensor] = self.args[place]
-            return before
-        return [torch._utils._flatten_dense_tensors(tuple(plain))]
+    def now(self) -> Joined:
+        """The same lists as they are now. Their versions do not tell: on CUDA, torch._foreach_lerp_ counts nothing."""
+        return Joined(
+            tuple(
+                [torch._utils._flatten_dense_tensors(tuple(plain))]
+                if isinstance(value, list) and isinstance(value[0], Tensor)
+                else value
+                for value, plain in zip(self.args, self._lists)
+            ),
+            self.kwargs,
+            self._lists,
+            self._labels,
+        )
 
     def returns(self, result: Any) -> Any:
         """What the call returned, in the same manner: nothing where it is one of its lists; None where nobody knows."""
@@ -87,7 +78,6 @@ def joined(given: Arguments) -> Joined | None:
         return None
     parts: list[Any] = []
     labels: list[str] = []
-    versions: list[list[int | None] | None] = []
     sizes: list[int] | None = None
     count = 0
     flat: dict[int, Tensor] = {}
@@ -95,7 +85,6 @@ def joined(given: Arguments) -> Joined | None:
         if not isinstance(value, (list, tuple)):
             parts.append(value)
             labels.append(f"[{count}]")
-            versions.append(None)
             count += 1
             continue
         if not value or (sizes is not None and len(value) != len(sizes)):
@@ -110,15 +99,13 @@ def joined(given: Arguments) -> Joined | None:
             if id(value) not in flat:
                 flat[id(value)] = torch._utils._flatten_dense_tensors(tuple(value))
             parts.append([flat[id(value)]])
-            versions.append(versions_of(value))
         elif any(number != value[0] for number in value):
             return None
         else:
             parts.append([value[0]])
-            versions.append(None)
         labels.append(f"[{count}..{count + len(value) - 1}]")
         count += len(value)
-    return None if sizes is None else Joined(tuple(parts), given.kwargs, list(given.args), labels, versions)
+    return None if sizes is None else Joined(tuple(parts), given.kwargs, list(given.args), labels)
 
 
 def _is_flat(tensors: Sequence[Tensor]) -> bool:

@@ -102,16 +102,13 @@ class Seen:
         """What is known of it beside its values."""
         return self.autocast, self.chosen, self.is_fast, self.changed, self.device
 
-    def flat(self, trusting: bool) -> Seen | None:
-        """A call on lists with each of them as one tensor, as they are now; None where that does not go.
-
-        `trusting`: what counts no change has not changed.
-        """
+    def flat(self) -> Seen | None:
+        """A call on lists with each of them as one tensor, as they are now; None where that does not go."""
         given = self.given
         assert isinstance(given, lists.Joined)
         with torch.no_grad():
             results = given.returns(self.result)
-            after = given.now(trusting) if self.changed else None
+            after = given.now() if self.changed else None
         if results is None:
             return None
         flat = Seen(self.name, self.function, given, after, results, *self.facts())

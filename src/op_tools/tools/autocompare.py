@@ -239,7 +239,7 @@ class OpAutoCompare(Tool):
 
     def _compare_lists(self, call: OpCall, seen: Seen) -> None:
         """An optimizer's op on lists, each of them as one tensor; only if that is wrong, tensor by tensor."""
-        flat = seen.flat(trusting=self._on_device)  # as with all other calls there
+        flat = seen.flat()
         if flat is None:
             whole = seen.with_lists(Arguments(call.args, call.kwargs))
             self._take(call, self._examiner.forward(call, whole if self._on_device else whole.on_host()))
