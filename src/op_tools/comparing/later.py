@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from op_tools.call import OpCall
+from op_tools.comparing import fused
 from op_tools.comparing.compare import Comparer, Comparison
 from op_tools.comparing.examine import Examiner, Outcome
 from op_tools.comparing.glances import Glancer, Glances, OnlyInFull
@@ -31,6 +32,7 @@ from op_tools.recording.marks import Marker, marker_of
 from op_tools.tensors import addresses_of, tensors_in, versions_of
 
 _MOST_CALLS = 128  # in a window
+_MOST_CALLS_ALONE = 32  # where nothing is won by looking at more of them together
 _MOST_BYTES = 2**29  # of results and references in a window
 _SHARE = 1 / 32  # of the memory that is free at first; some windows are on their way
 _MANY = 16  # tensors of one call
@@ -61,6 +63,7 @@ class _Window:
     def __init__(self, device: torch.device, marker: Marker | None) -> None:
         self.device = device
         self.stream_number = None if marker is None else marker.stream()
+        self.most_calls = _MOST_CALLS if fused.is_there(device) else _MOST_CALLS_ALONE
         self.records: list[_Record] = []
         self.bytes = 0
         self._memory: set[int] = set()
@@ -207,7 +210,7 @@ class Later:
             window.records.append(record)
             for look in looks:
                 window.bytes += look.got.nbytes + look.expected.nbytes
-            if len(window.records) < _MOST_CALLS and window.bytes <= self._most_bytes[window.device]:
+            if len(window.records) < window.most_calls and window.bytes <= self._most_bytes[window.device]:
                 return
             self._launch()
         self._read(wait=False)

@@ -44,8 +44,8 @@ class Precision(NamedTuple):
 
     @property
     def share_of_largest(self) -> float:
-        """Of the largest number, any other may be off by: differences of equal numbers on the way, as in softmax's
-        gradient, are exactly zero only in some orders. Low precisions are computed in a higher one, which hides it."""
+        """Of the largest number, by which any other may be off: differences of equal numbers on the way, as in the
+        gradient of softmax, are exactly zero only in some orders. Low precisions are computed in a higher one."""
         return self.eps / 2 if self.eps < 1e-6 else 0.0
 
 

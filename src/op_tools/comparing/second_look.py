@@ -73,8 +73,6 @@ class SecondLook:
         largest = expected.abs().nan_to_num(0.0, 0.0).max().double()
         # terms that are as small as numbers can be are rounded, each of them
         farthest.clamp_min_(precision.smallest * precision.limits.peak * math.sqrt(self._length(expected.numel())))
-        if precision.share_of_largest:
-            farthest = torch.maximum(farthest, largest * (precision.share_of_largest * precision.limits.peak))
         if self._pair.on_device and self._pair.grad_outputs is not None and traits.has(self._pair.name, Trait.NORM):
             # what is left of a gradient that is cancelled out; on the CPU the run in the same dtype shows it
             given = [one for one in self._pair.grad_outputs if one is not None and one.numel()]

@@ -160,23 +160,29 @@ class Numbers:
         return self._read(rows) if self._only is None else self._only
 
     def _costs(self, rows: slice) -> tuple[Tensor, Tensor | None]:
-        """The sum of the values' sizes; and what the op usually costs, squared."""
+        """The sizes of the values; and what the op usually costs, squared."""
         if self._only is not None or self._careful:
             block = self._block(rows)
-            return block.magnitude.sum(), block.usual_squares()
+            return block.magnitude, block.usual_squares()
         _, expected, same, magnitude = self._part(rows)
         assert expected is not None
-        total = (expected.abs() if magnitude is None else magnitude).sum(dtype=torch.float64)
-        return total, None if same is None else (same.double() - expected.double()).square_()
+        sizes = expected.abs() if magnitude is None else magnitude
+        return sizes, None if same is None else (same.double() - expected.double()).square_()
 
     def _typical_errors(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Half a unit of a typical value; mean squares of what the op usually costs, by row; and shares by column."""
+        share_of_largest = self._precision.share_of_largest
         values: Tensor | None = None
+        largest: Tensor | None = None
         by_row: list[Tensor] = []
         by_column: Tensor | None = None
         for rows in self._slices:
-            total, squares = self._costs(rows)
+            sizes, squares = self._costs(rows)
+            total = sizes.sum(dtype=torch.float64)
             values = total if values is None else values + total
+            if share_of_largest:
+                most = sizes.max().double()
+                largest = most if largest is None else torch.maximum(largest, most)
             if squares is not None:
                 by_row.append(squares.sum(1, keepdim=True))
                 if self._rows >= _ENOUGH:
@@ -185,6 +191,8 @@ class Numbers:
         assert values is not None
         count = self._rows * self._columns
         floor = values * (self._precision.floor * self._precision.eps / 2 / count)
+        if largest is not None:
+            floor = torch.maximum(floor, largest * share_of_largest)
         if not by_row:
             return floor, None, None
         sums = by_row[0] if len(by_row) == 1 else torch.cat(by_row)
