@@ -1,6 +1,6 @@
 """What the tools cost: a training step with each tool and mode, beside the plain step in the same process.
 
-    python benchmarks/overhead.py [--device cuda] [--preset tiny base] [--seconds 240] [--json FILE]
+    python benchmarks/overhead.py [--device cuda] [--preset tiny base] [--seconds 215] [--json FILE]
     python benchmarks/overhead.py --against PATH    another op_tools below PATH, measured by the same harness
 
 Plain steps and steps with the tool take turns, with a warm-up after each switch; the median of the rounds and its
@@ -505,7 +505,7 @@ def main() -> None:
     parser.add_argument("--preset", nargs="+", choices=PRESETS, help="h200 on CUDA, tiny and base elsewhere")
     parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     parser.add_argument("--only", nargs="+", metavar="TITLE", choices=[mode.title for mode in MODES])
-    parser.add_argument("--seconds", type=float, default=240.0, help="about how long it may take in all")
+    parser.add_argument("--seconds", type=float, default=215.0, help="about how long it may take in all")
     parser.add_argument("--time", choices=("cpu", "wall"), help="the clock; cpu where the device is the CPU's own work")
     parser.add_argument("--threads", type=int, help="torch's on the CPU; 1 on sim and cpu, else torch's own default")
     parser.add_argument("--verbose-2", action="store_true", help="at OP_TOOLS_VERBOSE=2 as well")
