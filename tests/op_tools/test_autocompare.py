@@ -26,6 +26,7 @@ from op_tools.comparing import blame, compare, fused, later, lists, screen
 from op_tools.comparing.examine import Examiner
 from op_tools.comparing.pair import Seen
 from op_tools.comparing.reference import Arguments, Run, Way, run
+from op_tools.comparing.second_look import SecondLook
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.tools import autocompare
@@ -403,6 +404,29 @@ def test_what_a_second_look_excuses_is_excused_by_the_first_from_then_on(device,
             step()
     assert tool.summary.ranked() == []
     assert 0 < first == len(examined)
+
+
+def test_without_room_for_an_allowance_there_is_a_full_look(device, monkeypatch):
+    torch.manual_seed(0)
+    target = torch.randint(50, (64,))
+    logits = torch.randn(64, 50)
+    logits[range(64), target] += 14
+    logits, target = logits.to(device).requires_grad_(), target.to(device)
+
+    def full(*_):
+        raise screen.OUT_OF_MEMORY("no room")
+
+    with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
+        functional.cross_entropy(logits, target).backward()
+        with torch.no_grad():
+            logits.mul_(1)  # before that, what depends on it is decided
+        assert tool._later._lenient
+        monkeypatch.setattr(SecondLook, "_sizes_in_gradient", full)
+        functional.cross_entropy(logits, target).backward()
+        monkeypatch.undo()
+    assert tool.summary.ranked() == []
+    assert "could not be compared" not in tool.summary.text()
+    assert sum("cross_entropy grad" in row["name"] for row in rows_of()) == 2
 
 
 def test_leniency_excuses_no_fault(device):

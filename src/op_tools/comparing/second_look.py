@@ -42,17 +42,17 @@ class SecondLook:
     def allowance(self, part: Part, precision: Precision) -> Tensor | None:
         """What each element may be off by because of what cancels out: part of its `sensitivity`, soon to be had.
 
-        Nobody waits for the device. None where nothing cancels out.
+        Nobody waits for the device. None where nothing cancels out, or there is no room for it.
         """
         if Trait.LOGITS not in self._pair.traits:
             return None
         expected = dense(self._pair.expected_part(part))
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.suppress(RuntimeError):
             sizes = self._sizes_in_gradient(part) or [*self._sizes_before_cancellation(part, expected)]
-            if not sizes:
-                return None
-            largest = functools.reduce(torch.maximum, [size.double() for size in sizes])
-            return (largest * (precision.eps / 2)).expand_as(expected).contiguous()
+            if sizes:
+                largest = functools.reduce(torch.maximum, [size.double() for size in sizes])
+                return (largest * (precision.eps / 2)).expand_as(expected).contiguous()
+        return None
 
     def may_add_roughly(self, part: Part, precision: Precision) -> bool:
         """True where the device may keep a sum in 16 bits: cuDNN does, for the parameters of a batch norm."""
