@@ -421,9 +421,9 @@ def test_without_room_for_an_allowance_there_is_a_full_look(device, monkeypatch)
         with torch.no_grad():
             logits.mul_(1)  # before that, what depends on it is decided
         assert tool._later._lenient
-        monkeypatch.setattr(SecondLook, "_sizes_in_gradient", full)
-        functional.cross_entropy(logits, target).backward()
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(SecondLook, "_sizes_in_gradient", full)
+            functional.cross_entropy(logits, target).backward()
     assert tool.summary.ranked() == []
     assert "could not be compared" not in tool.summary.text()
     assert sum("cross_entropy grad" in row["name"] for row in rows_of()) == 2
