@@ -401,7 +401,7 @@ def measure_all(machine: Machine, options: argparse.Namespace) -> list[Result]:
                 for mode, level in runs:
                     if mode.slow == slow:
                         results.append(measure_mode(bench, mode, level, schedule, results))
-        for bench in benches:  # last: it may leave callbacks in the driver, which others would pay for
+        for bench in benches:  # last: nobody knows what it leaves behind in the driver
             results.append(bench.measure(Profiler, {}, schedule.next(), Result("torch.profiler")))
     titles = ["import only", "torch.profiler", *(mode.title for mode in MODES)]
     cases = [(bench.preset, bench.dtype) for bench in benches]

@@ -24,9 +24,9 @@ from ditorch.sim import faults
 from op_tools import comparing, messages
 from op_tools.comparing import blame, compare, fused, later, lists, screen
 from op_tools.comparing.examine import Examiner
-from op_tools.comparing.pair import Seen
 from op_tools.comparing.reference import Arguments, Run, Way, run
 from op_tools.comparing.second_look import SecondLook
+from op_tools.comparing.seen import Seen
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.tools import autocompare
@@ -330,15 +330,28 @@ def test_moves_between_host_and_device(device):
     assert "could not be compared" not in tool.summary.text()
 
 
-@pytest.mark.parametrize("reference", ["cpu", "device"])
-@pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
-def test_a_model_that_is_certain_is_not_blamed(device, dtype, reference):
-    """The loss and its gradient are then what is left when numbers near one cancel out."""
+def certain_logits(device, dtype):
+    """With their targets, which are hardly in doubt."""
     torch.manual_seed(0)
     target = torch.randint(50, (64,))
     logits = torch.randn(64, 50)
     logits[range(64), target] += 14
-    logits, target = logits.to(device, dtype).requires_grad_(), target.to(device)
+    return logits.to(device, dtype).requires_grad_(), target.to(device)
+
+
+def alike_values(device, dtype, certainty):
+    """Query, key and values of attention, and the gradient that arrives: its terms cancel out."""
+    torch.manual_seed(0)
+    query, key, value, arrived = (torch.randn(2, 4, 64, 32) for _ in range(4))
+    parts = [part.to(device, dtype).requires_grad_() for part in (certainty * query, key, value + 5)]
+    return *parts, arrived.to(device, dtype)
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
+def test_a_model_that_is_certain_is_not_blamed(device, dtype, reference):
+    """The loss and its gradient are then what is left when numbers near one cancel out."""
+    logits, target = certain_logits(device, dtype)
     with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
         functional.cross_entropy(logits, target).backward()
         functional.log_softmax(logits, -1)[range(64), target].sum().backward()
@@ -349,13 +362,9 @@ def test_a_model_that_is_certain_is_not_blamed(device, dtype, reference):
 @pytest.mark.parametrize("dtype", [torch.float32, *LOW], ids=str)
 @pytest.mark.parametrize("certainty", [1, 30])
 def test_attention_whose_terms_cancel_out_is_not_blamed(device, dtype, reference, certainty):
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(2, 4, 64, 32) for _ in range(3))
-    parts = [(certainty * query), key, value + 5]  # values that are alike
-    parts = [part.to(device, dtype).requires_grad_() for part in parts]
+    *parts, arrived = alike_values(device, dtype, certainty)
     with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
-        result = functional.scaled_dot_product_attention(*parts, is_causal=True)
-        result.backward(torch.randn(2, 4, 64, 32).to(device, dtype))
+        functional.scaled_dot_product_attention(*parts, is_causal=True).backward(arrived)
     assert tool.summary.ranked() == []
 
 
@@ -376,16 +385,8 @@ def test_attention_whose_gradient_is_wrong_is_blamed_all_the_same(device, dtype,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_a_second_look_excuses_is_excused_by_the_first_from_then_on(device, dtype, monkeypatch):
-    torch.manual_seed(0)
-    target = torch.randint(50, (64,))
-    logits = torch.randn(64, 50)
-    logits[range(64), target] += 14
-    logits, target = logits.to(device, dtype).requires_grad_(), target.to(device)
-    parts = [torch.randn(2, 4, 64, 32).to(device, dtype) for _ in range(3)]
-    parts[0] *= 30
-    parts[2] += 5
-    parts = [part.requires_grad_() for part in parts]
-    arrived = torch.randn(2, 4, 64, 32).to(device, dtype)
+    logits, target = certain_logits(device, dtype)
+    *parts, arrived = alike_values(device, dtype, 30)
     examined = []
     original = Examiner.backward
     monkeypatch.setattr(
@@ -407,11 +408,7 @@ def test_what_a_second_look_excuses_is_excused_by_the_first_from_then_on(device,
 
 
 def test_without_room_for_an_allowance_there_is_a_full_look(device, monkeypatch):
-    torch.manual_seed(0)
-    target = torch.randint(50, (64,))
-    logits = torch.randn(64, 50)
-    logits[range(64), target] += 14
-    logits, target = logits.to(device).requires_grad_(), target.to(device)
+    logits, target = certain_logits(device, torch.float32)
 
     def full(*_):
         raise screen.OUT_OF_MEMORY("no room")
@@ -432,17 +429,12 @@ def test_without_room_for_an_allowance_there_is_a_full_look(device, monkeypatch)
 def test_leniency_excuses_no_fault(device):
     if device != "sim":
         pytest.skip("other devices have other kernels for it")
-    torch.manual_seed(0)
-    certain = [torch.randn(2, 4, 64, 32, device=device, dtype=torch.bfloat16) for _ in range(3)]
-    certain[0] *= 30
-    certain[2] += 5
-    arrived = torch.randn(2, 4, 64, 32, device=device, dtype=torch.bfloat16)
+    *certain, arrived = alike_values(device, torch.bfloat16, 30)
     usual = [torch.randn(2, 4, 64, 32, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     kernel = "aten._scaled_dot_product_fused_attention_overrideable_backward"
     with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
         for _ in range(2):
-            parts = [part.requires_grad_() for part in certain]
-            functional.scaled_dot_product_attention(*parts, is_causal=True).backward(arrived)
+            functional.scaled_dot_product_attention(*certain, is_causal=True).backward(arrived)
             arrived.mul_(1)  # before that, what depends on it is decided
         assert "torch.nn.functional.scaled_dot_product_attention" in tool._later._lenient
         with faults.inject(f"{kernel}: scale=1.02, {ONLY_THE_PROGRAMS_CALL}"):

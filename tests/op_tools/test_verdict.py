@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from op_tools.comparing import statistics, verdict
-from op_tools.comparing.pair import Pair, Seen
+from op_tools.comparing.pair import Pair
 from op_tools.comparing.parts import Gradient, Output
 from op_tools.comparing.precision import LOW_SUMS, precision_of
 from op_tools.comparing.reference import HIGHER, Arguments
 from op_tools.comparing.screen import Look, Screen
+from op_tools.comparing.seen import Seen
 from op_tools.comparing.tolerance import Tolerance
 from op_tools.comparing.verdict import judge, judge_exact, same_bits
 
@@ -226,6 +227,18 @@ def test_nan_instead_of_infinity_depends_on_the_order_of_operations():
     expected = torch.tensor([1.0, math.inf], dtype=torch.float64)
     assert verdict_on(torch.tensor([1.0, math.nan]), expected).right
     assert not verdict_on(torch.tensor([1.0, -math.inf]), expected).right
+
+
+@pytest.mark.parametrize(("dtype", "is_excused"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_in_float32_a_small_number_may_be_off_by_a_share_of_the_largest(dtype, is_excused):
+    """By what roundings on the way leave where numbers cancel out; not by more."""
+    expected = rounded(numbers(10_000) * 1e-6, dtype).double()
+    expected[0] = 1.0
+    share = float(torch.finfo(dtype).eps) / 2
+    for times, right in ((8, is_excused), (1000, False)):
+        got = expected.clone()
+        got[7] += times * share
+        assert verdict_on(rounded(got, dtype), expected, rounded(expected, dtype)).right is right
 
 
 # ---- a second look ---------------------------------------------------------------------------------------------------

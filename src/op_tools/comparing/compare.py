@@ -16,12 +16,13 @@ from torch import Tensor
 from op_tools import trees
 from op_tools.comparing import chance, lists, order, reference, traits, verdict
 from op_tools.comparing.arguments import Arguments, is_long_list
-from op_tools.comparing.pair import CannotCompare, Pair, Seen, is_tf32
+from op_tools.comparing.pair import CannotCompare, Pair
 from op_tools.comparing.parts import Gradient, Input, Many, Output, Part, dense, end_to_end
 from op_tools.comparing.precision import Precision, precision_of
 from op_tools.comparing.reference import Run
 from op_tools.comparing.row import Row, error_info, judge_plain, output_names, range_of
 from op_tools.comparing.second_look import MOVES
+from op_tools.comparing.seen import Seen
 from op_tools.comparing.tolerance import Tolerance, Tolerances
 from op_tools.comparing.traits import Trait
 from op_tools.comparing.verdict import Verdict
@@ -145,7 +146,7 @@ class Comparer:
         """The runs for a first look; None where only a full comparison will do."""
         if traits.of(seen.name) is None or traits.has(seen.name, Trait.EMPTY):
             return None
-        if is_tf32(seen) or chance.is_random(seen.name, seen.given.args, seen.given.kwargs):
+        if seen.is_tf32() or chance.is_random(seen.name, seen.given.args, seen.given.kwargs):
             return None
         return self._pair(seen, with_graph=with_graph, first_look=True)
 

@@ -12,7 +12,8 @@ from op_tools import gradients, messages, paths, show, trees
 from op_tools.call import OpCall
 from op_tools.comparing import blame
 from op_tools.comparing.compare import Comparer, Comparison
-from op_tools.comparing.pair import Pair, Seen
+from op_tools.comparing.pair import Pair
+from op_tools.comparing.seen import Seen
 from op_tools.recording import snapshot, store
 
 _MOST_SHOWN = 8  # wrong calls of one place in the program that are shown and saved in full

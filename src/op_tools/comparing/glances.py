@@ -15,10 +15,11 @@ from torch import Tensor
 from op_tools import trees
 from op_tools.comparing import verdict
 from op_tools.comparing.arguments import Arguments, is_long_list
-from op_tools.comparing.pair import Pair, Seen
+from op_tools.comparing.pair import Pair
 from op_tools.comparing.parts import Gradient, Output, end_to_end
 from op_tools.comparing.row import Row, error_info, inconsistent, judge_plain, output_names, range_of
 from op_tools.comparing.screen import Look
+from op_tools.comparing.seen import Seen
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.comparing.verdict import Verdict
 from op_tools.recording import snapshot

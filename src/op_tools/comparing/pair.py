@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from op_tools import trees
-from op_tools.comparing import lists, reference, traits, verdict, views
-from op_tools.comparing.arguments import Arguments, Convert
+from op_tools.comparing import reference, traits, verdict
+from op_tools.comparing.arguments import Convert
 from op_tools.comparing.parts import Gradients, Part, dense
 from op_tools.comparing.precision import (
     IN_16_BITS,
@@ -30,127 +30,14 @@ from op_tools.comparing.precision import (
 )
 from op_tools.comparing.reference import Run, Way
 from op_tools.comparing.second_look import SecondLook
+from op_tools.comparing.seen import Seen
 from op_tools.comparing.traits import Trait
-from op_tools.recording import snapshot
 from op_tools.rerouting import kinds
-from op_tools.tensors import bytes_of, storage_of, tensors_in
 
-_ON_MATRIX_UNITS = Trait.MATRIX | Trait.CONVOLUTION
 _ON_DEVICE = Way("higher precision", reference.HIGHER, None)
 _FINE = 2.0**-12  # of what 16 bits cost a typical value: still much more than float32 costs it
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
-
-
-class Seen:
-    """One call as it was seen on the device, with everything that a comparison needs."""
-
-    __slots__ = (
-        "autocast", "before", "changed", "chosen", "device", "function", "given", "is_fast", "kept", "name", "result",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        given: Arguments,
-        kept: Arguments | None,
-        result: Any,
-        autocast: torch.dtype | None = None,
-        chosen: torch.dtype | None = None,
-        is_fast: bool = False,
-        changed: bool = False,
-        device: str = "",
-    ) -> None:
-        self.name = name
-        self.function = function
-        self.given = given  # the arguments before the call
-        self.before = given  # the same where `kept` is, if that is elsewhere
-        self.kept = kept  # the arguments after the call; None where nobody looks at them
-        self.result = result
-        self.autocast = autocast  # the dtype of autocast where it was on
-        self.chosen = chosen  # the dtype that autocast should have chosen for this op
-        self.is_fast = is_fast  # matrix products in float32 may have been done in tf32
-        self.device = device  # where its tensors were, if these are copies
-        self.changed = changed  # the call may have worked in place on some of its arguments
-
-    def bytes(self) -> int:
-        """The memory that it takes."""
-        tensors = self.given.tensors + tensors_in((self.result,))
-        distinct = dict(zip(map(id, tensors), tensors)).values()
-        return sum(map(bytes_of, map(storage_of, distinct)))
-
-    def depends_on_layout(self) -> bool:
-        """True where a copy of the arguments that lies differently in memory means something else."""
-        return traits.base_name(self.name) == "as_strided"
-
-    def on_host(self) -> Seen:
-        """The same call with its tensors copied to the host."""
-        kept, result = self.kept, self.result
-        if kept is None or isinstance(kept, lists.Joined):
-            kept, result = None if kept is None else kept.copied(), snapshot.host_copy(result)
-        else:  # together: a result may be one of the arguments
-            args, kwargs, result = snapshot.host_copy((kept.args, kept.kwargs, result))
-            kept = Arguments(args, kwargs)
-        return Seen(self.name, self.function, self.given.copied(), kept, result, *self.facts())
-
-    def is_elsewhere(self) -> bool:
-        """True where the reference is given copies on the host, and the device has its own."""
-        return self.before is not self.given
-
-    def facts(self) -> tuple[torch.dtype | None, torch.dtype | None, bool, bool, str]:
-        """What is known of it beside its values."""
-        return self.autocast, self.chosen, self.is_fast, self.changed, self.device
-
-    def flat(self) -> Seen | None:
-        """A call on lists with each of them as one tensor, as they are now; None where that does not go."""
-        given = self.given
-        assert isinstance(given, lists.Joined)
-        with torch.no_grad():
-            results = given.returns(self.result)
-            after = given.now() if self.changed else None
-        if results is None:
-            return None
-        flat = Seen(self.name, self.function, given, after, results, *self.facts())
-        flat.before = self.before
-        return flat
-
-    def with_lists(self, live: Arguments) -> Seen:
-        """A call on lists that cannot be taken as one tensor each, with the lists as they were, and as they are."""
-        given = self.given
-        assert isinstance(given, lists.Joined)
-        after = live if self.changed else None
-        return Seen(self.name, self.function, given.apart(), after, self.result, *self.facts())
-
-    def whole(self) -> Seen:
-        """The same call, for which `flat` was made, with the lists as they were."""
-        given, kept = self.given, self.kept
-        assert isinstance(given, lists.Joined)
-        before = given.apart()
-        after = kept.apart() if isinstance(kept, lists.Joined) else None
-        result = self.result
-        if isinstance(result, list) and not result:
-            result = None if after is None else list(after.args[0])
-        elif isinstance(result, list):
-            result = lists.apart(result[0], before.args[0])
-        return Seen(self.name, self.function, before, after, result, *self.facts())
-
-    def hands_back_memory(self, grad_outputs: Sequence[Tensor | None], grad_inputs: Sequence[Tensor | None]) -> bool:
-        """True where the only gradient is what arrived, looked at as it should be."""
-        return views.hands_back_memory(self.function, self.given, grad_outputs, grad_inputs)
-
-    def for_backward(self) -> Seen:
-        """What must be kept of a call until its gradients come."""
-        keeps_mask = traits.has(self.name, Trait.DROPOUT)
-        result = self.result
-        if keeps_mask:
-            result = snapshot.host_copy(result) if self.is_elsewhere() else result
-        elif isinstance(result, Tensor):
-            result = views.hollow(result)
-        else:
-            result = trees.map_tensors(views.hollow, result)
-        facts = (self.autocast, _dtype_of_autocast(self), *self.facts()[2:])
-        return Seen(self.name, self.function, self.given, None, result, *facts)
 
 
 class CannotCompare(Exception):  # noqa: N818  it never reaches a user as an error
@@ -188,8 +75,8 @@ class Pair:
         self.on_device = on_device
         self._slack = slack
         self._first_look = first_look
-        self._is_tf32 = is_tf32(seen)
-        self._chosen = _dtype_of_autocast(seen)
+        self._is_tf32 = seen.is_tf32()
+        self._chosen = seen.dtype_of_autocast()
         self._others: list[tuple[Run, Gradients]] | None = None
         self._other_ways: list[tuple[Callable[..., Any], Way]] = []
         self._better, own = self._ways(higher, on_device)
@@ -376,7 +263,7 @@ def _precision(
 
 def _limits(name: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> Limits | None:
     is_low = torch.finfo(dtype).bits <= 16
-    if not traits.has(name, _ON_MATRIX_UNITS):
+    if not traits.has(name, traits.ON_MATRIX_UNITS):
         if not is_low or not traits.has(name, Trait.NORM):
             return None
         return LOW_NORM_ALONE if on_device else LOW_NORM
@@ -389,28 +276,12 @@ def _limits(name: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> Li
     return SINGLE_LOOSE if traits.has(name, Trait.CONVOLUTION) or "attention" in name else None
 
 
-def is_tf32(seen: Seen) -> bool:
-    """True where the device may have cut float32 down to tf32."""
-    return seen.is_fast and traits.has(seen.name, _ON_MATRIX_UNITS)
-
-
 def _size(value: Any) -> int:
     return value.numel() if isinstance(value, Tensor) else 0
 
 
 def _tf32_then(better: Way) -> Callable[[Tensor], Tensor]:
     return lambda tensor: better.convert(reference.as_tf32(tensor))
-
-
-def _dtype_of_autocast(seen: Seen) -> torch.dtype | None:
-    """The dtype that autocast ran a call in; None where it left the call alone, or nobody knows."""
-    chosen, result = seen.chosen, seen.result
-    if chosen is None:
-        return None
-    if isinstance(result, Tensor):
-        return chosen if result.dtype is chosen else None
-    gave = {tensor.dtype for tensor in trees.tensors(result) if tensor.is_floating_point()}
-    return chosen if gave == {chosen} else None
 
 
 def _cross_entropy_in_parts(scores: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:

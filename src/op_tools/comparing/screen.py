@@ -54,6 +54,11 @@ class Look:
         self.tolerance = tolerance
         self.elements = got.numel()
 
+    def bytes(self) -> int:
+        """What it holds until it is launched."""
+        held = self.got.nbytes + self.expected.nbytes
+        return int(held if self.allowance is None else held + self.allowance.nbytes)
+
     def verdict(self, numbers: Sequence[float]) -> Verdict | None:
         """What came out; None where it takes a closer look."""
         found = _FOUND(numbers)

@@ -24,7 +24,8 @@ from op_tools.comparing.reference import Run
 from op_tools.comparing.traits import Trait
 
 if TYPE_CHECKING:
-    from op_tools.comparing.pair import Pair, Seen
+    from op_tools.comparing.pair import Pair
+    from op_tools.comparing.seen import Seen
 
 MOVES = (0, 1, 3)  # how often the inputs are moved a little, there and back; the more, the higher the limits
 _UNKNOWN_COSTS = 64.0
@@ -42,7 +43,7 @@ class SecondLook:
     def allowance(self, part: Part, precision: Precision) -> Tensor | None:
         """What each element may be off by because of what cancels out: part of its `sensitivity`, soon to be had.
 
-        Nobody waits for the device. None where nothing cancels out, or there is no room for it.
+        Nobody waits for the device. None where nothing cancels out, or it cannot be had: then there is a full look.
         """
         if Trait.LOGITS not in self._pair.traits:
             return None
@@ -145,7 +146,7 @@ class SecondLook:
         """About how many terms are added up for one element."""
         sizes = sorted((tensor.numel() for tensor in self._numbers_in()), reverse=True) or [1]
         length = sizes[0] / max(elements, 1)
-        if self._pair.traits & (Trait.MATRIX | Trait.CONVOLUTION) and len(sizes) > 1:
+        if self._pair.traits & traits.ON_MATRIX_UNITS and len(sizes) > 1:
             length = max(length, math.sqrt(sizes[0] * sizes[1] / max(elements, 1)))
         return max(1.0, length)
 

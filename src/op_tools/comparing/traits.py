@@ -35,6 +35,8 @@ class Trait(enum.Flag):
     CHOICE = enum.auto()  # several results are right: signs of vectors, order of eigenvalues
 
 
+ON_MATRIX_UNITS = Trait.MATRIX | Trait.CONVOLUTION
+
 _CATALOGUE = {
     Trait.VIEW: """H T adjoint alias as_strided atleast_1d atleast_2d atleast_3d broadcast_tensors broadcast_to chunk
         conj contiguous cpu cuda detach diagonal dsplit expand expand_as flatten hsplit imag linalg.diagonal mH mT

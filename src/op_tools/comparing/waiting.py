@@ -8,7 +8,8 @@ import threading
 import torch
 
 from op_tools import messages
-from op_tools.comparing.pair import Pair, Seen
+from op_tools.comparing.pair import Pair
+from op_tools.comparing.seen import Seen
 from op_tools.tensors import versions_of
 
 _GRAPH = 8  # times the bytes of a call: about what a run of it in float64 takes, with what it keeps for its gradients

@@ -30,8 +30,8 @@ from op_tools.call import OpCall
 from op_tools.comparing.arguments import Arguments
 from op_tools.comparing.compare import Comparer, Comparison
 from op_tools.comparing.examine import Examiner, Outcome
-from op_tools.comparing.pair import Seen
 from op_tools.comparing.reference import on_cpu, silence
+from op_tools.comparing.seen import Seen
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.errors import UnknownOpError
 from op_tools.lookup import torch_op
