@@ -80,6 +80,8 @@ def test_each_pair_has_a_row_of_its_own(count):
     expected[-1] = torch.cat([expected[-1], expected[-1]], 1)[:, ::2]
     got[-1] = expected[-1].float()
     looks = [Look(one, right, precision, tolerance) for one, right in zip(got, expected)]
+    looks.append(Look(got[0].t(), expected[0].t(), precision, tolerance))
+    looks.append(Look(torch.ones(3, 2).t(), torch.ones(3, 2).double().t(), precision, tolerance))
     looks.append(Look(torch._efficientzerotensor((3, 2)), torch.zeros(3, 2, dtype=torch.float64), precision, tolerance))
     with torch.no_grad():
         found = fused._launched(KERNELS, looks)

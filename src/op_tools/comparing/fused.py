@@ -17,7 +17,7 @@ from torch import Tensor
 
 from op_tools import messages
 from op_tools.comparing import statistics, verdict
-from op_tools.comparing.precision import precision_of
+from op_tools.comparing.precision import Precision, precision_of
 from op_tools.comparing.tolerance import Tolerance
 from op_tools.tensors import with_memory
 
@@ -42,20 +42,9 @@ def is_there(device: torch.device) -> bool:
     return _IS_CUDA and device.type == "cuda" and _kernels(device) is not None
 
 
-def can_do(got: Tensor, expected: Tensor) -> bool:
-    """True where `look` works for such a pair."""
-    return fits(got, expected) and is_there(got.device)
-
-
 def fits(got: Tensor, expected: Tensor) -> bool:
-    """The same, for tensors of a device where `look` works."""
-    return (
-        got.is_cuda
-        and expected.is_cuda
-        and got.dtype in _DTYPES
-        and expected.dtype in _DTYPES
-        and got.shape == expected.shape
-    )
+    """Whether `look` works for such tensors of a device where it works."""
+    return got.is_cuda and got.dtype in _DTYPES and expected.dtype in _DTYPES
 
 
 def look(looks: Sequence[Look]) -> Tensor:
@@ -69,24 +58,15 @@ def _launched(kernels: Any, looks: Sequence[Look]) -> Tensor:
     count, device = len(looks), looks[0].got.device
     held: list[Tensor] = []  # until the kernels are launched
     addresses: list[int] = []
-    numbers: list[float] = []
     for one in looks:
-        got, expected = one.got, one.expected
-        if got._is_zerotensor() or expected._is_zerotensor():
-            got, expected = with_memory(got), with_memory(expected)
-        is_in_order = got.is_contiguous() and expected.is_contiguous()
-        if not is_in_order and (one.allowance is not None or not _lie_alike(got, expected)):
-            got, expected = got.contiguous(), expected.contiguous()
-        held += (got, expected)
-        addresses += (got.data_ptr(), expected.data_ptr(), one.elements, 0)
-        if one.allowance is not None:
-            held.append(one.allowance)
-            addresses[-1] = one.allowance.data_ptr()
-        precision = _EXACT if one.precision is None else one.precision
-        half_eps = precision.eps / 2
-        numbers += (half_eps, precision.floor * half_eps, precision.smallest, precision.largest, one.tolerance.rtol)
-        numbers.append(precision.share_of_largest)
-    table, given = _in_one_copy(addresses, numbers, device)
+        allowance, got, expected = one.allowance, one.got_address, one.expected_address
+        if not got or (allowance is not None and not one.are_in_order):
+            copies = with_memory(one.got).contiguous(), with_memory(one.expected).contiguous()
+            held += copies
+            got, expected = map(Tensor.data_ptr, copies)
+        addresses += (got, expected, one.elements, 0 if allowance is None else allowance.data_ptr())
+    numbers = [_numbers(one.precision or _EXACT, one.tolerance.rtol) for one in looks]
+    table, given = _in_one_copy(addresses, b"".join(numbers), device)
     sizes = torch.empty((count, 2, SLOTS), dtype=torch.float64, device=device)
     found = torch.empty((count, SLOTS, 16), dtype=torch.float64, device=device)
     kernels.run(table, given, sizes, found, count, looks[0].got.dtype, looks[0].expected.dtype)
@@ -94,13 +74,28 @@ def _launched(kernels: Any, looks: Sequence[Look]) -> Tensor:
     return torch.cat((sums, maxima, sums.new_zeros((count, 1))), 1).index_select(1, _places(device))
 
 
-def _in_one_copy(addresses: list[int], numbers: list[float], device: torch.device) -> tuple[Tensor, Tensor]:
+@functools.lru_cache(maxsize=1000)
+def _numbers(precision: Precision, rtol: float) -> bytes:
+    """What the kernels are told of one pair."""
+    half_eps = precision.eps / 2
+    sizes = (
+        half_eps,
+        precision.floor * half_eps,
+        precision.smallest,
+        precision.largest,
+        rtol,
+        precision.share_of_largest,
+    )
+    return struct.pack("=6d", *sizes)
+
+
+def _in_one_copy(addresses: list[int], numbers: bytes, device: torch.device) -> tuple[Tensor, Tensor]:
     """Both on the device, one after the other."""
     # the second begins at 16 bytes, too: for other addresses Triton would compile a kernel of its own
     first = len(addresses) + len(addresses) % 2
-    packed = bytearray(8 * (first + len(numbers)))
+    packed = bytearray(8 * first + len(numbers))
     struct.pack_into(f"={len(addresses)}q", packed, 0, *addresses)
-    struct.pack_into(f"={len(numbers)}d", packed, 8 * first, *numbers)
+    packed[8 * first :] = numbers
     both = torch.frombuffer(packed, dtype=torch.int64).to(device, non_blocking=True)
     return both[:first], both[first:].view(torch.float64)
 
@@ -111,14 +106,6 @@ def _places(device: torch.device) -> Tensor:
     columns = (*SUMS, *MAXIMA)
     places = [columns.index(name) if name in columns else len(columns) for name in _FIELDS]
     return torch.tensor(places, device=device)
-
-
-def _lie_alike(got: Tensor, expected: Tensor) -> bool:
-    """The order of elements does not matter: it is enough that both fill their memory in the same way."""
-    if got.stride() != expected.stride():
-        return False
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(got.shape, got.stride()))
-    return extent == got.numel()
 
 
 # ---- is it there, and is it right? -----------------------------------------------------------------------------------

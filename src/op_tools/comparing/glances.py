@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from op_tools import trees
@@ -18,15 +17,11 @@ from op_tools.comparing.arguments import Arguments, is_long_list
 from op_tools.comparing.pair import Pair
 from op_tools.comparing.parts import Gradient, Output, end_to_end
 from op_tools.comparing.row import Row, error_info, inconsistent, judge_plain, output_names, range_of
-from op_tools.comparing.screen import Look
+from op_tools.comparing.screen import Look, OnlyInFull
 from op_tools.comparing.seen import Seen
 from op_tools.comparing.tolerance import Tolerances
 from op_tools.comparing.verdict import Verdict
 from op_tools.recording import snapshot
-
-
-class OnlyInFull(Exception):  # noqa: N818  it never reaches a user as an error
-    """A first look cannot decide this."""
 
 
 class Glances:
@@ -39,6 +34,12 @@ class Glances:
         self.looks: list[Look] = []
         self.undecided: list[Row] = []  # one for each look
         self._alike: list[tuple[Row, Row]] = []  # a row that gets the verdict of another one
+
+    def add(self, row: Row, look: Look) -> None:
+        """A row that is decided by a look."""
+        self.rows.append(row)
+        self.undecided.append(row)
+        self.looks.append(look)
 
     def add_alike(self, name: str, other: Row) -> None:
         """The same value under another name: what works in place returns what it was given."""
@@ -144,7 +145,7 @@ class Glancer:
         is_exact: bool,
         part: Output | Gradient | None = None,
     ) -> Row:
-        if got.shape != expected.shape or got.is_cpu or not _are_plain(got, expected):
+        if got.is_cpu:
             raise OnlyInFull
         tolerance = self._tolerances.for_dtype(pair.name, got.dtype)
         row = Row(
@@ -157,12 +158,10 @@ class Glancer:
             precision = pair.precision(got, None)
             if part is not None:
                 allowance = pair.second_look.allowance(part, precision)
-        if expected.device != got.device:
+        if not pair.on_device and expected.is_cpu:
             expected = snapshot.on_device(expected, got.device)
             allowance = None if allowance is None else snapshot.on_device(allowance, got.device)
-        glances.rows.append(row)
-        glances.undecided.append(row)
-        glances.looks.append(Look(got, expected, precision, tolerance, allowance))
+        glances.add(row, Look(got, expected, precision, tolerance, allowance))
         return row
 
     def _add_unchanged(self, glances: Glances, name: str, before: Any, after: Any, expected: Any, pair: Pair) -> None:
@@ -170,15 +169,6 @@ class Glancer:
         if not isinstance(before, Tensor) or after is before:
             glances.rows.append(Row(name, verdict.RIGHT, *tolerance))
             return
-        if before.is_cpu or not _are_plain(before, after):
+        if before.is_cpu:
             raise OnlyInFull
-        row = Row(name, None, *tolerance, error_info(before, expected))
-        glances.rows.append(row)
-        glances.undecided.append(row)
-        glances.looks.append(Look(after, before, None, tolerance))
-
-
-def _are_plain(one: Tensor, other: Tensor) -> bool:
-    if one.layout is not torch.strided or other.layout is not torch.strided:
-        return False
-    return not (one.dtype.is_complex or other.dtype.is_complex or one.is_neg() or other.is_neg())
+        glances.add(Row(name, None, *tolerance, error_info(before, expected)), Look(after, before, None, tolerance))

@@ -21,9 +21,9 @@ from op_tools.call import OpCall
 from op_tools.comparing import fused
 from op_tools.comparing.compare import Comparer, Comparison
 from op_tools.comparing.examine import Examiner, Outcome
-from op_tools.comparing.glances import Glancer, Glances, OnlyInFull
+from op_tools.comparing.glances import Glancer, Glances
 from op_tools.comparing.pair import CannotCompare, Pair
-from op_tools.comparing.screen import Screen
+from op_tools.comparing.screen import OnlyInFull, Screen
 from op_tools.comparing.seen import Seen
 from op_tools.comparing.verdict import Verdict
 from op_tools.comparing.waiting import free_memory
@@ -210,7 +210,7 @@ class Later:
             window.screen.looks += looks
             window.records.append(record)
             for look in looks:
-                window.bytes += look.bytes()
+                window.bytes += look.bytes
             if len(window.records) < window.most_calls and window.bytes <= self._most_bytes[window.device]:
                 return
             self._launch()

@@ -36,17 +36,12 @@ class Joined(Arguments):
 
     def now(self) -> Joined:
         """The same lists as they are now. Their versions do not tell: on CUDA, torch._foreach_lerp_ counts nothing."""
-        return Joined(
-            tuple(
-                [torch._utils._flatten_dense_tensors(tuple(plain))]
-                if isinstance(value, list) and isinstance(value[0], Tensor)
-                else value
-                for value, plain in zip(self.args, self._lists)
-            ),
-            self.kwargs,
-            self._lists,
-            self._labels,
-        )
+        flat: dict[int, Tensor] = {}
+        args = [
+            [_flattened(plain, flat)] if isinstance(value, list) and isinstance(value[0], Tensor) else value
+            for value, plain in zip(self.args, self._lists)
+        ]
+        return Joined(tuple(args), self.kwargs, self._lists, self._labels)
 
     def returns(self, result: Any) -> Any:
         """What the call returned, in the same manner: nothing where it is one of its lists; None where nobody knows."""
@@ -96,9 +91,7 @@ def joined(given: Arguments) -> Joined | None:
             if sizes is not None and found != sizes:
                 return None
             sizes = found
-            if id(value) not in flat:
-                flat[id(value)] = torch._utils._flatten_dense_tensors(tuple(value))
-            parts.append([flat[id(value)]])
+            parts.append([_flattened(value, flat)])
         elif any(number != value[0] for number in value):
             return None
         else:
@@ -106,6 +99,13 @@ def joined(given: Arguments) -> Joined | None:
         labels.append(f"[{count}..{count + len(value) - 1}]")
         count += len(value)
     return None if sizes is None else Joined(tuple(parts), given.kwargs, list(given.args), labels)
+
+
+def _flattened(tensors: Sequence[Tensor], known: dict[int, Tensor]) -> Tensor:
+    """As one tensor; a list that is given twice is one tensor, too."""
+    if id(tensors) not in known:
+        known[id(tensors)] = torch._utils._flatten_dense_tensors(tuple(tensors))
+    return known[id(tensors)]
 
 
 def _is_flat(tensors: Sequence[Tensor]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools.comparing import fused, verdict
+from op_tools.comparing import fused, places, verdict
 from op_tools.comparing.precision import Precision
 from op_tools.comparing.statistics import Found
 from op_tools.comparing.tolerance import Tolerance
@@ -31,13 +31,20 @@ def is_quick(tensors: Sequence[Tensor]) -> bool:
     return any(fused.is_there(tensor.device) for tensor in tensors)
 
 
+class OnlyInFull(Exception):  # noqa: N818  it never reaches a user as an error
+    """A first look cannot decide this."""
+
+
 class Look:
     """A result beside what is expected. `precision` is None where both must be equal.
 
     `allowance`: what each element may be off by at least, in float64 and without gaps.
     """
 
-    __slots__ = ("allowance", "elements", "expected", "got", "precision", "tolerance")
+    __slots__ = (
+        "allowance", "are_in_order", "bytes", "elements", "expected", "expected_address", "got", "got_address",
+        "precision", "tolerance",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -52,12 +59,12 @@ class Look:
         self.allowance = allowance
         self.precision = precision
         self.tolerance = tolerance
-        self.elements = got.numel()
-
-    def bytes(self) -> int:
-        """What it holds until it is launched."""
-        held = self.got.nbytes + self.expected.nbytes
-        return int(held if self.allowance is None else held + self.allowance.nbytes)
+        beside = places.beside(got, expected)
+        if beside is None:
+            raise OnlyInFull
+        self.elements, self.bytes, self.got_address, self.expected_address, self.are_in_order = beside
+        if allowance is not None:
+            self.bytes += allowance.nbytes  # that it holds until it is launched
 
     def verdict(self, numbers: Sequence[float]) -> Verdict | None:
         """What came out; None where it takes a closer look."""

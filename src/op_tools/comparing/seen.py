@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from op_tools import trees
-from op_tools.comparing import lists, traits, views
+from op_tools.comparing import lists, places, traits, views
 from op_tools.comparing.arguments import Arguments
 from op_tools.comparing.traits import Trait
 from op_tools.recording import snapshot
-from op_tools.tensors import bytes_of, storage_of, tensors_in
+from op_tools.tensors import tensors_in
 
 
 class Seen:
@@ -50,9 +50,7 @@ class Seen:
 
     def bytes(self) -> int:
         """The memory that it takes."""
-        tensors = self.given.tensors + tensors_in((self.result,))
-        distinct = dict(zip(map(id, tensors), tensors)).values()
-        return sum(map(bytes_of, map(storage_of, distinct)))
+        return places.bytes_of(self.given.tensors + tensors_in((self.result,)))
 
     def depends_on_layout(self) -> bool:
         """True where a copy of the arguments that lies differently in memory means something else."""

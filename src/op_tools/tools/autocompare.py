@@ -16,7 +16,7 @@ from torch import Tensor
 
 from op_tools import messages, paths, settings
 from op_tools.call import OpCall
-from op_tools.comparing import blame, lists, reference, screen, traits, views
+from op_tools.comparing import blame, lists, places, reference, screen, traits, views
 from op_tools.comparing.arguments import Arguments
 from op_tools.comparing.compare import Comparer
 from op_tools.comparing.examine import Examiner, Outcome
@@ -89,6 +89,7 @@ class OpAutoCompare(Tool):
         self._on_device = self._reference != "cpu"
         if count and self._on_device:
             raise SettingError("worker processes compare with the CPU: worker= needs reference='cpu'")
+        places.choose_way()
         self._examiner = self._make_examiner()
         # every call is shown with the reference's tensors at 2
         self._takes_lists_together = not count and self.verbose < 2

@@ -4,8 +4,8 @@
 // likeness.h (what these are made of), decimals.h (times in figures), book.h, timer.h and calls.h (the clock of
 // OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h (where in the program a call is),
 // shortcut.h (the whole way of a call that is only timed), notes.h (the tensors of a call), rows.h (tables of
-// arguments), lists.h (many tensors at once), checksum.h, digest.h and digest_operator.h (a few numbers that tell what a
-// tensor holds), and here the module.
+// arguments), lists.h (many tensors at once), memory.h (where they lie), checksum.h, digest.h and digest_operator.h (a
+// few numbers that tell what a tensor holds), and here the module.
 #ifndef NDEBUG
 #define NDEBUG  // or pybind11 asks at every reference whether Python's lock is held, and torch checks itself
 #endif
@@ -21,6 +21,7 @@
 #include "notes.h"
 #include "rows.h"
 #include "lists.h"
+#include "memory.h"
 #include "checksum.h"
 #include "digest_operator.h"
 
@@ -70,6 +71,9 @@ PyMethodDef functions[] = {
      "(tensors, piece) -> the table of reductions/largest.cu, or None where a tensor has gaps"},
     {"state_of", lists::state_of, METH_O,
      "tensors of one device and dtype -> (versions, bytes, dtype), or None where Python has to look at each"},
+    {"beside", python::method(memory::beside), METH_FASTCALL,
+     "(got, expected) -> (elements, bytes, address, address, whether both are in order), or None where they are unlike"},
+    {"bytes_of", memory::bytes_of, METH_O, "tensors -> the memory that they lie in, or None where Python has to look"},
     NOTES_FUNCTIONS
     {nullptr, nullptr, 0, nullptr},
 };
