@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import types
+import warnings
 import weakref
 from pathlib import Path
 
@@ -1314,3 +1315,15 @@ def test_one_call_from_elsewhere_can_be_compared():
         "torch.nn.functional.linear", functional.linear, given, result, [gradient], [grads[0], 1.01 * grads[1]]
     )
     assert [row.is_wrong for row in backward.rows] == [False, True]
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_random_numbers_that_require_gradients_cause_no_warning(device, reference):
+    torch.set_warn_always(True)  # else torch warns once, perhaps in an earlier test
+    try:
+        with warnings.catch_warnings(record=True) as caught, op_tools.OpAutoCompare(reference=reference):
+            warnings.simplefilter("always")
+            torch.randn(40, device=device, requires_grad=True)
+    finally:
+        torch.set_warn_always(False)
+    assert [str(warning.message) for warning in caught] == []

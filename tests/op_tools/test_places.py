@@ -63,4 +63,5 @@ def test_memory_counts_once(way, monkeypatch):
     monkeypatch.setattr(places, "_bytes_of", places._bytes_in_python if way == "python" else helper.bytes_of)
     other = torch.zeros(10)
     assert places.bytes_of([NUMBERS, NUMBERS[1], NUMBERS.t(), other]) == 4 * (24 + 10)
+    assert places.bytes_of([other, NUMBERS.to_sparse()]) == 4 * 10
     assert places.bytes_of([]) == 0

@@ -164,7 +164,7 @@ def draws_are_wrong(numbers: Tensor, draws: Draws) -> str:
     count = numbers.numel()
     if not count:
         return ""
-    values = numbers.double()
+    values = numbers.detach().double()
     if not bool(values.isfinite().all()):
         return "random numbers are NaN or infinite"
     least, most = float(values.min()), float(values.max())

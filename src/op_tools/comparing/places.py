@@ -30,7 +30,7 @@ def bytes_of(tensors: list[Tensor]) -> int:
 
 
 def _bytes_in_python(tensors: list[Tensor]) -> int:
-    storages = [tensor.untyped_storage() for tensor in tensors]
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]  # others do not tell
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 

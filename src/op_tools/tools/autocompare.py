@@ -27,7 +27,7 @@ from op_tools.comparing.tolerance import Tolerances
 from op_tools.comparing.traits import Trait
 from op_tools.comparing.underway import Underway
 from op_tools.comparing.waiting import Memory, Waiting
-from op_tools.comparing.worker import Kept, Workers
+from op_tools.comparing.workers import Kept, Workers
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.gradients import Gradients
 from op_tools.recording import snapshot
