@@ -14,8 +14,13 @@ _lock = threading.Lock()
 
 def say(text: str) -> None:
     """Prints in one piece, so that lines of several threads do not mix."""
+    say_lines(text + "\n")
+
+
+def say_lines(text: str) -> None:
+    """What has the end of its last line already."""
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(text)
     except (OSError, ValueError, AttributeError) as error:  # a closed pipe, a full disk, no terminal
         complain_once("say", text=f"what the tools say cannot be printed ({error}); training goes on")
 

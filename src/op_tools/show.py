@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 import torch
 from torch import Tensor
@@ -88,33 +88,49 @@ def heading(call: OpCall) -> str:
 
 
 class Described:
-    """Rows of a table of arguments, as they are now. An in-place op changes its inputs, so they are described before.
+    """What is new each time in rows of a table of arguments, in words. The C++ helper has the same in its own way.
 
-    The same op with the same shapes comes again and again: only addresses and numbers are new each time. All else is
-    `known`, and remembered with gaps where these stand.
+    The same op with the same shapes comes again and again: only addresses and numbers are new. All else is `known`, and
+    remembered with gaps where these stand.
     """
 
-    __slots__ = ("known", "numbers", "pointers")
-    pointers: list[int]
-    numbers: list[float]
+    __slots__ = ("_texts", "known")
+    known: _Known
 
-    def __init__(self, name: str, role: str, args: Sequence[Any], kwargs: dict[str, Any], is_result: bool) -> None:
-        noted = None if _helper is None else _helper.row_key(args, kwargs)
-        if noted is None:
-            pointers: list[int] = []
-            numbers: list[float] = []
-            noted = (_key((args, kwargs), pointers, numbers), pointers, numbers)
-        same, self.pointers, self.numbers = noted
-        key = (name, role, same)
-        known = _known.get(key)
-        if known is None:
-            places = trees.results(args[0]) if is_result else trees.arguments(tuple(args), kwargs)
-            known = _remember(key, [_with_gap(f"{name} {role}{place}", value) for place, value in places])
-        self.known = known
+    def __init__(self, values: list[float]) -> None:
+        self._texts = list(map(str, values))
+
+    def widths(self, second: Described | None) -> tuple[int, ...]:
+        """How many letters each takes; with a second part, in both."""
+        return tuple(map(len, self._texts if second is None else self._texts + second._texts))
+
+    def fill(self, table: list[str], second: Described | None, above: str, below: str) -> str:
+        """A table with these in its gaps, between what is to stand above it and below."""
+        pieces = [above, *table, below]
+        pieces[2:-1:2] = self._texts if second is None else self._texts + second._texts
+        return "".join(pieces)
+
+
+def _described(name: str, role: str, args: Sequence[Any], kwargs: dict[str, Any], is_result: bool) -> Described:
+    """As they are now. An in-place op changes its inputs, so they are described before."""
+    described: Any = None if _helper is None else _helper.rows_of(args, kwargs)
+    if described is None:
+        values: list[float] = []
+        same = _key((args, kwargs), values)
+        described = Described(values) if _helper is None else _helper.rows_with(values)
+    else:
+        same = described.key
+    key = (name, role, same)
+    known = _known.get(key)
+    if known is None:
+        places = trees.results(args[0]) if is_result else trees.arguments(tuple(args), kwargs)
+        known = _remember(key, [_with_gap(f"{name} {role}{place}", value) for place, value in places])
+    described.known = known
+    return described  # type: ignore[no-any-return]
 
 
 class _Known:
-    """Rows with gaps, and the tables that were made of them: texts between gaps, and what belongs into which gap."""
+    """Rows with gaps, and the tables that were made of them."""
 
     __slots__ = ("rows", "tables")
 
@@ -123,10 +139,11 @@ class _Known:
         self.tables: dict[Any, _Table] = {}
 
 
-_Table = tuple[list[str], tuple[int, ...]]
+# for the helper a text and where its gaps begin; without it texts and gaps by turns
+_Table = Union[tuple[str, tuple[int, ...]], list[str]]
 _MOST_ROWS = 20_000  # that are remembered; an optimizer's call may have a thousand
 _MOST_TABLES = 8  # of one part, with numbers of other lengths
-_POINTER, _NUMBER = "\0", "\1"  # gaps
+_GAP: Any = object()  # in place of a cell
 _known: dict[Any, _Known] = {}
 _helper: Any = None  # the C++ one
 _TENSORS = frozenset((Tensor, Parameter))
@@ -148,13 +165,13 @@ def _remember(key: Any, rows: list[tuple[str, ...]]) -> _Known:
     return known
 
 
-def _key(value: Any, pointers: list[int], numbers: list[float]) -> Any:
-    """Equal for values whose rows are equal but for the gaps; what stands in these is added to the two lists."""
+def _key(value: Any, values: list[float]) -> Any:
+    """Equal for values whose rows are equal but for the gaps; what stands in these is added to the list."""
     kind = type(value)
     if kind in _TENSORS or isinstance(value, Tensor):
         try:
             stride = value.stride()
-            pointers.append(value.data_ptr())
+            values.append(value.data_ptr())
             return _facts(value), stride
         except RuntimeError:  # sparse and other layouts have neither
             return str(value.layout), _facts(value)
@@ -165,90 +182,68 @@ def _key(value: Any, pointers: list[int], numbers: list[float]) -> Any:
             except RuntimeError:
                 pass
             else:
-                pointers += addresses
+                values += addresses
                 return kind, strides, *map(_facts, value)
-        return kind, *[_key(part, pointers, numbers) for part in value]
+        return kind, *[_key(part, values) for part in value]
     if value is None or kind is str or kind is bool:
         return value
     if kind is int or kind is float:
-        numbers.append(value)
+        values.append(value)
         return kind
     if isinstance(value, (list, tuple)) and kind is not torch.Size:
-        return kind, *[_key(part, pointers, numbers) for part in value]
+        return kind, *[_key(part, values) for part in value]
     if isinstance(value, dict):
-        return kind, *[(name, _key(part, pointers, numbers)) for name, part in value.items()]
+        return kind, *[(name, _key(part, values)) for name, part in value.items()]
     return _short(value)
 
 
 def _with_gap(label: str, value: Any) -> tuple[str, ...]:
     row = _argument_row(label, value)
     if isinstance(value, Tensor):
-        return (*row[:8], _POINTER if row[8] else "", "")
-    return (*row[:9], _NUMBER) if type(value) in (int, float) else row
+        return (*row[:8], _GAP if row[8] else "", "")
+    return (*row[:9], _GAP) if type(value) in (int, float) else row
 
 
-def described_table(first: Described, second: Described | None = None) -> str:
-    """A table of arguments: one part, or two."""
-    pointers, numbers = first.pointers, first.numbers
-    if second is not None:
-        pointers, numbers = pointers + second.pointers, numbers + second.numbers
-    widths = _lengths(pointers, numbers) if _helper is None else _helper.row_widths(pointers, numbers)
+def _described_table(first: Described, second: Described | None, above: str, below: str) -> str:
+    widths = first.widths(second)
+    tables = first.known.tables
     key = (second and second.known, widths)
-    table = first.known.tables.get(key)
+    table: Any = tables.get(key)
     if table is None:
         rows = first.known.rows if second is None else first.known.rows + second.known.rows
-        table = _table_with_gaps(rows, pointers, numbers)
-        if len(first.known.tables) >= _MOST_TABLES:
-            first.known.tables.clear()
-        first.known.tables[key] = table
-    if _helper is not None:
-        filled: str = _helper.row_fill(*table, pointers, numbers)
-        return filled
-    texts, order = table
-    pieces = [""] * (2 * len(texts) - 1)
-    pieces[::2] = texts
-    pieces[1::2] = map(str, map([*pointers, *numbers].__getitem__, order))
-    return "".join(pieces)
+        if len(tables) >= _MOST_TABLES:
+            tables.clear()
+        table = tables[key] = _table_with_gaps(rows, widths)
+    return first.fill(table, second, above, below)
 
 
-def _lengths(pointers: list[int], numbers: list[float]) -> Any:
-    """How many letters each takes; of addresses one number where that is the same for all, which is usual."""
-    shortest = longest = 0
-    if pointers:
-        shortest, longest = len(str(min(pointers))), len(str(max(pointers)))
-    of_numbers = tuple([len(str(number)) for number in numbers]) if numbers else ()
-    return (longest if shortest == longest else tuple([len(str(pointer)) for pointer in pointers]), of_numbers)
-
-
-def _table_with_gaps(rows: list[tuple[str, ...]], pointers: list[int], numbers: list[float]) -> _Table:
-    """The text between the gaps. A gap takes as much room as what will stand there."""
-    indices = {_POINTER: iter(range(len(pointers))), _NUMBER: iter(range(len(pointers), len(pointers) + len(numbers)))}
-    values = [*pointers, *numbers]
-    order: list[int] = []
-
-    def gap(cell: str) -> str:
-        if cell not in indices:
-            return cell
-        order.append(next(indices[cell]))
-        return _POINTER * len(str(values[order[-1]]))
-
-    wide = [tuple([gap(cell) for cell in row]) for row in rows]
-    return re.split(f"{_POINTER}+", table(ARGUMENT_COLUMNS, wide)), tuple(order)
+def _table_with_gaps(rows: list[tuple[str, ...]], widths: tuple[int, ...] | bytes, mark: str = "\0") -> _Table:
+    """A gap takes as much room as what will stand there."""
+    lengths = memoryview(widths).cast("I").tolist() if isinstance(widths, bytes) else widths
+    room = iter(lengths)
+    wide = [tuple([mark * next(room) if cell is _GAP else cell for cell in row]) for row in rows]
+    text = table(ARGUMENT_COLUMNS, wide)
+    if text.count(mark) != sum(lengths):  # a value has this letter, too
+        return _table_with_gaps(rows, widths, chr(ord(mark) + 1))
+    if isinstance(widths, bytes):
+        return text.replace(mark, " "), tuple([gap.start() for gap in re.finditer(f"{re.escape(mark)}+", text)])
+    return re.split(f"({re.escape(mark)}+)", text)
 
 
 def inputs(call: OpCall) -> Described:
     """The arguments of a call that has not run yet."""
-    return Described(call.name, "inputs", call.args, call.kwargs, False)
+    return _described(call.name, "inputs", call.args, call.kwargs, False)
 
 
-def arguments_table(call: OpCall, inputs: Described) -> str:
-    """Inputs and outputs of a call that has run."""
-    if call.error is not None:
-        return described_table(inputs)
-    return described_table(inputs, Described(call.name, "outputs", (call.result,), {}, True))
+def arguments_table(call: OpCall, inputs: Described, above: str = "", below: str = "") -> str:
+    """Inputs and outputs of a call that has run; between other texts without being copied once more."""
+    outputs = None if call.error is not None else _described(call.name, "outputs", (call.result,), {}, True)
+    return _described_table(inputs, outputs, above, below)
 
 
-def gradients_table(name: str, grad_outputs: Sequence[Any], grad_inputs: Sequence[Any]) -> str:
-    """What flowed through a call in backward."""
-    outputs = Described(name, "grad_outputs", grad_outputs, {}, False)
-    return described_table(outputs, Described(name, "grad_inputs", grad_inputs, {}, False))
+def gradients_table(
+    name: str, grad_outputs: Sequence[Any], grad_inputs: Sequence[Any], above: str = "", below: str = ""
+) -> str:
+    """What flowed through a call in backward; likewise."""
+    outputs = _described(name, "grad_outputs", grad_outputs, {}, False)
+    return _described_table(outputs, _described(name, "grad_inputs", grad_inputs, {}, False), above, below)

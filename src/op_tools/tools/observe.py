@@ -25,12 +25,13 @@ class OpObserve(Tool):
         return show.inputs(call)
 
     def after(self, call: OpCall, state: Any) -> Any:
-        messages.say(f"\n\n\n{show.heading(call)}\n{show.arguments_table(call, state)}\n")
-        return True
+        above = f"\n\n\n{show.heading(call)}\n"
+        messages.say_lines(show.arguments_table(call, state, above, "\n\n"))
+        return above
 
     def failed(self, call: OpCall, state: Any) -> None:
-        messages.say(f"\n\n\n{show.heading(call)}\n{show.arguments_table(call, state)}\nraised {call.error!r}\n")
+        above, below = f"\n\n\n{show.heading(call)}\n", f"\nraised {call.error!r}\n\n"
+        messages.say_lines(show.arguments_table(call, state, above, below))
 
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
-        table = show.gradients_table(call.name, gradients.outputs, gradients.inputs)
-        messages.say(f"\n\n\n{show.heading(call)}\n{table}\n")
+        messages.say_lines(show.gradients_table(call.name, gradients.outputs, gradients.inputs, state, "\n\n"))

@@ -61,12 +61,9 @@ PyMethodDef functions[] = {
     {"decimals", decimal, METH_O, "a number with 8 digits after the point, and with 3"},
     {"find_frame", python::method(frames::find_frame), METH_FASTCALL,
      "(files, calls_forward) -> (code, instruction, module) of the user's code that is running, or None"},
-    {"row_key", python::method(rows::row_key), METH_FASTCALL,
-     "(args, kwargs) -> (what the rows of a table tell, addresses, numbers), or None where Python has to look"},
-    {"row_widths", python::method(rows::row_widths), METH_FASTCALL,
-     "(addresses, numbers) -> how many letters each takes"},
-    {"row_fill", python::method(rows::row_fill), METH_FASTCALL,
-     "(texts, order, addresses, numbers) -> a table with these in its gaps"},
+    {"rows_of", python::method(rows::rows_of), METH_FASTCALL,
+     "(args, kwargs) -> Rows of a table, or None where Python has to look"},
+    {"rows_with", rows::rows_with, METH_O, "the addresses and numbers that Python has found -> Rows"},
     {"places_of", python::method(lists::places_of), METH_FASTCALL,
      "(tensors, piece) -> the table of reductions/largest.cu, or None where a tensor has gaps"},
     {"state_of", lists::state_of, METH_O,
@@ -85,6 +82,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "op_tools_native", nullptr, -1, fun
 PyMODINIT_FUNC PyInit_op_tools_native() {
   PyObject* made = PyModule_Create(&module);
   const bool is_whole = made != nullptr && edges::add_to(made) && timer::add_to(made) && shortcut::add_to(made) &&
-                        checksum::add_to(made) && digest::add_to(made);
+                        checksum::add_to(made) && digest::add_to(made) && rows::make_type();
   return is_whole ? made : nullptr;
 }
