@@ -170,4 +170,7 @@ class _Listener:
         flowing = gradients.Gradients(inputs, outputs)
         for tool, state in self._tools:
             if tool.active:
-                guarded(tool, self._call, tool.flowed, self._call, state, flowing)
+                try:
+                    tool.flowed(self._call, state, flowing)
+                except Exception as error:  # noqa: BLE001  see above
+                    report(tool, self._call, error)

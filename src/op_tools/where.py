@@ -40,25 +40,19 @@ _paths: dict[int, tuple[weakref.ref[Module], str]] = {}
 
 
 class Where:
-    """A place in the user's program; cheap to make, put into words on demand."""
+    """A place in the user's program; cheap to make, put into words on demand.
 
-    __slots__ = ("_code", "_instruction", "_path", "_stack")
+    `module` is the path of the nn.Module whose forward this is in, such as `layers.3.self_attn.q_proj`; "" if in none.
+    `stack` is the whole Python stack, where OP_TOOLS_PRINT_STACK asks for it.
+    """
 
-    def __init__(self, code: CodeType | None, instruction: int, path: str, stack: str | None) -> None:
+    __slots__ = ("_code", "_instruction", "module", "stack")
+
+    def __init__(self, code: CodeType | None, instruction: int, module: str, stack: str | None) -> None:
         self._code = code
         self._instruction = instruction
-        self._path = path
-        self._stack = stack
-
-    @property
-    def module(self) -> str:
-        """The path of the nn.Module whose forward this is in, such as `layers.3.self_attn.q_proj`; "" if in none."""
-        return self._path
-
-    @property
-    def stack(self) -> str | None:
-        """The whole Python stack, where OP_TOOLS_PRINT_STACK asks for it."""
-        return self._stack
+        self.module = module
+        self.stack = stack
 
     def line(self) -> str:
         """`path/norm.py:26 manual_rms_norm: return weight * my_input`."""
