@@ -170,11 +170,13 @@ def _key(value: Any, values: list[float]) -> Any:
     kind = type(value)
     if kind in _TENSORS or isinstance(value, Tensor):
         try:
-            stride = value.stride()
-            values.append(value.data_ptr())
-            return _facts(value), stride
+            stride, pointer = value.stride(), value.data_ptr()
         except RuntimeError:  # sparse and other layouts have neither
             return str(value.layout), _facts(value)
+        if kind not in _TENSORS and value.layout is not torch.strided:  # a jagged one has both, and neither is shown
+            return str(value.layout), _facts(value)
+        values.append(pointer)
+        return _facts(value), stride
     if kind is list or kind is tuple:
         if len(value) > 3 and _TENSORS.issuperset(map(type, value)):
             try:
@@ -223,7 +225,7 @@ def _table_with_gaps(rows: list[tuple[str, ...]], widths: tuple[int, ...] | byte
     room = iter(lengths)
     wide = [tuple([mark * next(room) if cell is _GAP else cell for cell in row]) for row in rows]
     text = table(ARGUMENT_COLUMNS, wide)
-    if text.count(mark) != sum(lengths):  # a value has this letter, too
+    if text.count(mark) > sum(lengths):  # a value has this letter, too
         return _table_with_gaps(rows, widths, chr(ord(mark) + 1))
     if isinstance(widths, bytes):
         return text.replace(mark, " "), tuple([gap.start() for gap in re.finditer(f"{re.escape(mark)}+", text)])

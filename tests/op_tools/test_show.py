@@ -106,6 +106,22 @@ def test_gradients_are_shown_likewise(values):
 
 
 @pytest.mark.usefixtures("_way")
+@pytest.mark.filterwarnings("ignore:.*(beta|prototype) sta")
+@pytest.mark.parametrize("layout", ["sparse_csr", "_mkldnn", "jagged"])
+def test_other_layouts_have_no_addresses(layout):
+    if not hasattr(torch, layout) or (layout == "_mkldnn" and not torch.backends.mkldnn.is_available()):
+        pytest.skip("this torch has none")
+    if layout == "jagged":
+        x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    else:
+        x = torch.eye(3).to_mkldnn() if layout == "_mkldnn" else torch.eye(3).to_sparse_csr()
+    for number in (1, 1, 10):
+        shown, expected = shown_and_anew(called(x, number, [torch.ones(2), x], result=x))
+        assert layout in shown
+        assert shown == expected
+
+
+@pytest.mark.usefixtures("_way")
 def test_numbers_of_other_widths_get_other_tables():
     x = torch.ones(2)
     for number in (2, 3, 10, 100, 7, -1, 1.5, 0.1 + 0.2, 10**20, 2):
