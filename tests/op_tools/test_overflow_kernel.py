@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import pytest
@@ -59,6 +60,61 @@ def test_numbers_that_a_float_cannot_hold_are_not_infinite(found):
     (value,) = found(torch.tensor([1e300, -1e-300], dtype=torch.float64))
     assert math.isfinite(value)
     assert found(torch.tensor([6e-8, 0.0], dtype=torch.float16)) == [2.0**-24]
+
+
+# ---- how it is launched ---------------------------------------------------------------------------------------------
+
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)
+
+
+class Driver(compiled.Kernel):
+    """Notes what is asked of cuLaunchKernel, with the tables."""
+
+    def __init__(self, status=0):
+        self.asked, self.status, self.device, self._function = [], status, 3, 2**40 + 8
+        self._launch = LAUNCH(self._note)
+        self.launcher = ctypes.cast(self._launch, ctypes.c_void_p).value, self._function
+
+    def _note(self, *arguments):
+        *numbers, places, more = arguments
+        table = ctypes.string_at(ctypes.c_void_p.from_address(places).value, largest._TABLE_SIZE)
+        _, count = largest._HEAD.unpack_from(table)
+        ends = (0, largest._HEAD.size + count * largest._ITEM.size, largest._BLOCKS_AT, largest._BLOCKS_AT + 4 * count)
+        self.asked.append((numbers, table[ends[0] : ends[1]], table[ends[2] : ends[3]], more))
+        return self.status
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """The device that is the current one."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+
+
+@pytest.mark.usefixtures("current")
+def test_the_helper_launches_it_in_the_same_way():
+    tensors = largest._samples()[:-1]
+    assert 3 * largest._PIECE > max(map(torch.numel, tensors)) > 2 * largest._PIECE
+    by_helper, by_python = Driver(), Driver()
+    assert largest._launch_in_native(by_helper, tensors, 2**47 + 16, 2**33)
+    largest._launch(by_python, tensors, 2**47 + 16, 2**33)
+    assert by_helper.asked == by_python.asked
+    (((function, blocks, *_, stream), items, first_blocks, _),) = by_helper.asked
+    assert (function, stream, len(items)) == (2**40 + 8, 2**33, 16 * (len(tensors) + 1))
+    assert blocks > len(tensors) == len(first_blocks) / 4
+
+
+@pytest.mark.usefixtures("current")
+def test_what_has_gaps_is_left_to_python(way):
+    driver = Driver()
+    assert not largest._launch_in_native(driver, [torch.ones(3), torch.ones(8)[::2]], 16, 0)
+    assert not driver.asked
+
+
+@pytest.mark.usefixtures("current")
+def test_a_launch_that_fails_is_an_error(way, monkeypatch):
+    monkeypatch.setattr(largest, "_kernel", lambda index: Driver(status=700))
+    with pytest.raises(RuntimeError, match="cuLaunchKernel: CUDA error 700"):
+        largest.values([torch.ones(3)])
 
 
 # ---- with a GPU ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from op_tools import native
 from op_tools.recording.marks import marker_of
-from op_tools.reductions.compiled import CompileError, Kernel, is_cuda, is_right, kernel
+from op_tools.reductions.compiled import CompileError, Kernel, check_launch, is_cuda, is_right, kernel
 from op_tools.tensors import is_dense, with_memory
 
 # as in largest.cu
@@ -36,28 +36,37 @@ def values(tensors: list[Tensor]) -> Tensor:
     marker = marker_of(device)
     stream = 0 if marker is None else marker.stream()
     found = torch.zeros(len(tensors), dtype=torch.float32, device=device)
+    kernel, address = _kernel(device.index), found.data_ptr()
     for start in range(0, len(tensors), _MOST):
-        _launch(_kernel(device.index), tensors[start : start + _MOST], found[start:], stream)
+        some = tensors[start : start + _MOST]
+        if not _launch_in_native(kernel, some, address + 4 * start, stream):
+            _launch(kernel, some, address + 4 * start, stream)
     return found
 
 
-def _launch(kernel: Kernel, tensors: list[Tensor], found: Tensor, stream: int) -> None:
+def _launch_in_native(kernel: Kernel, tensors: list[Tensor], found: int, stream: int) -> bool:
+    """In C++, where that is there. False where it is not, and where a tensor has gaps or lies nowhere."""
+    find = getattr(native.library(), "find_largest", None)
+    if find is None:
+        return False
+    with kernel.made_current():
+        status: int | None = find(tensors, found, _PIECE, _THREADS, *kernel.launcher, stream)
+    if status is None:
+        return False
+    check_launch(status)
+    return True
+
+
+def _launch(kernel: Kernel, tensors: list[Tensor], found: int, stream: int) -> None:
     copies: list[Tensor] = []  # that must be there until the launch
-    items, first_blocks, blocks = _places_in_native(tensors) or _places(tensors, copies)
+    items, first_blocks, blocks = _places(tensors, copies)
     table = ctypes.create_string_buffer(_TABLE_SIZE)
-    _HEAD.pack_into(table, 0, found.data_ptr(), len(tensors))
+    _HEAD.pack_into(table, 0, found, len(tensors))
     view = memoryview(table).cast("B")
     view[_HEAD.size : _HEAD.size + len(items)] = items
     view[_BLOCKS_AT : _BLOCKS_AT + len(first_blocks)] = first_blocks
     argument = (ctypes.c_void_p * 1)(ctypes.addressof(table))
     kernel.launch(blocks, _THREADS, argument, stream)
-
-
-def _places_in_native(tensors: list[Tensor]) -> Places | None:
-    """In C++, where that is there; None where a tensor has gaps or lies nowhere."""
-    places_of = getattr(native.library(), "places_of", None)
-    found: Places | None = None if places_of is None else places_of(tensors, _PIECE)
-    return found
 
 
 def _places(tensors: list[Tensor], copies: list[Tensor]) -> Places:

@@ -4,8 +4,8 @@
 // likeness.h (what these are made of), decimals.h (times in figures), book.h, timer.h and calls.h (the clock of
 // OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h (where in the program a call is),
 // shortcut.h (the whole way of a call that is only timed), notes.h (the tensors of a call), rows.h (tables of
-// arguments), lists.h (many tensors at once), memory.h (where they lie), checksum.h, digest.h and digest_operator.h (a
-// few numbers that tell what a tensor holds), and here the module.
+// arguments), lists.h (many tensors at once), memory.h (where they lie), largest.h (launches reductions/largest.cu),
+// checksum.h, digest.h and digest_operator.h (a few numbers that tell what a tensor holds), and here the module.
 #ifndef NDEBUG
 #define NDEBUG  // or pybind11 asks at every reference whether Python's lock is held, and torch checks itself
 #endif
@@ -22,6 +22,7 @@
 #include "rows.h"
 #include "lists.h"
 #include "memory.h"
+#include "largest.h"
 #include "checksum.h"
 #include "digest_operator.h"
 
@@ -64,13 +65,19 @@ PyMethodDef functions[] = {
     {"rows_of", python::method(rows::rows_of), METH_FASTCALL,
      "(args, kwargs) -> Rows of a table, or None where Python has to look"},
     {"rows_with", rows::rows_with, METH_O, "the addresses and numbers that Python has found -> Rows"},
-    {"places_of", python::method(lists::places_of), METH_FASTCALL,
-     "(tensors, piece) -> the table of reductions/largest.cu, or None where a tensor has gaps"},
-    {"state_of", lists::state_of, METH_O,
-     "tensors of one device and dtype -> (versions, bytes, dtype), or None where Python has to look at each"},
     {"beside", python::method(memory::beside), METH_FASTCALL,
      "(got, expected) -> (elements, bytes, address, address, whether both are in order), or None where they are unlike"},
     {"bytes_of", memory::bytes_of, METH_O, "tensors -> the memory that they lie in, or None where Python has to look"},
+    {"find_largest", python::method(largest::find), METH_FASTCALL,
+     "(tensors, found, piece, threads, launch, function, stream) -> what `launch` gave, or None where a tensor has gaps"},
+    {"inputs_of", python::method(lists::inputs_of), METH_FASTCALL,
+     "(args, kwargs) -> (versions, bytes) of the tensors, or None where Python has to look at each"},
+    {"state_of", lists::state_of, METH_O,
+     "tensors of one device and dtype -> (versions, bytes, dtype), or None where Python has to look at each"},
+    {"are_these", python::method(lists::are_these), METH_FASTCALL,
+     "(weak references, tensors) -> whether they lead to these very tensors"},
+    {"aliases_of", python::method(lists::aliases_of), METH_FASTCALL,
+     "(gradients of inputs, of outputs) -> (of inputs, new ones as aliases; the new ones), or None for Python"},
     NOTES_FUNCTIONS
     {nullptr, nullptr, 0, nullptr},
 };
