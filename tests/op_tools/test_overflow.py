@@ -68,6 +68,20 @@ def check(function, **arguments):
     return tool.found
 
 
+def test_what_a_call_has_made_is_what_it_returns_and_what_it_changed():
+    one, two, three = (torch.ones(1) for _ in range(3))
+    for results, changed, right in [
+        ([], (one, two), (one, two)),  # older lists of ops return nothing
+        ([one, two], (one, two), (one, two)),
+        ([two, one], (one, two), (two, one)),
+        ([three], (one, two), (three, one, two)),
+        ([three, one], (one, two), (three, one, two)),
+        ([one], (), (one,)),
+    ]:
+        made = checks.made_by(results, changed)
+        assert list(map(id, made)) == list(map(id, right))
+
+
 # ---- which op, where -----------------------------------------------------------------------------------------------
 
 

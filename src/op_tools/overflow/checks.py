@@ -14,6 +14,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from operator import is_
 from typing import Any, Callable
 
 import torch
@@ -23,7 +24,7 @@ from op_tools import trees
 from op_tools.call import OpCall
 from op_tools.overflow.finite import CHECKED, Batch, all_can_be_checked, can_be_checked, is_intact
 from op_tools.overflow.intent import Intent, written_down
-from op_tools.overflow.memory import MOST_REMEMBERED, Lists, Memory
+from op_tools.overflow.memory import MOST_REMEMBERED, Lists, Memory, Together
 from op_tools.tensors import FEW, size_of, state_of, tensors_in, version_of, versions_of
 
 _MOST_UNREAD = 64  # windows; a device so far behind is waited for
@@ -61,7 +62,11 @@ class Record:
     gradients: tuple[list[Any], list[Any], list[Any]] | None = None  # of outputs, of inputs, and what is new of these
     flow: Flow | None = None
     inputs: Any = None  # as they were, with their versions, where they are to be saved
+    versions: Sequence[int | None] = ()  # of its input tensors
+    size = 0  # of these, in bytes
+    together: Together | None = None  # what was known of a list that it changed
     _references: list[Any] | None = None
+    start = stop = 0  # its tensors in a batch
     # when it is judged
     made = 0.0
     made_versions: list[int | None] = []  # noqa: RUF012  replaced, never changed
@@ -71,17 +76,17 @@ class Record:
     def __init__(self, call: OpCall, intent: Intent) -> None:
         self.call = call
         self.intent = intent
-        self.versions: list[int | None] = []  # of its input tensors
-        self.size = 0  # of these, in bytes
-        self.start = self.stop = 0  # its tensors in a batch
 
     def results(self) -> list[Tensor | None]:
         """What it made, in the order of the batch; None for what is no longer there."""
         if self._references is not None:
             return [reference() for reference in self._references]
-        made = made_by(self.call.result, self.changed) if self.gradients is None else self.gradients[2]
+        made = self._made() if self.gradients is None else self.gradients[2]
         checked = [one for one in made if can_be_checked(one)]
         return [one for one in checked if one.device == checked[0].device]
+
+    def _made(self) -> Sequence[Tensor]:
+        return made_by(tensors_in((self.call.result,)), self.changed)
 
     def given_tensors(self) -> Iterator[tuple[Tensor, int | None]]:
         """What it was given, as far as it is there, with the versions that it had."""
@@ -124,13 +129,12 @@ def there(value: Any) -> Any:
     return value() if isinstance(value, weakref.ref) else value
 
 
-def made_by(result: Any, changed: tuple[Any, ...]) -> list[Tensor]:
-    """Results, and inputs that were changed and not returned."""
-    made = tensors_in((result,))
-    if changed:
-        returned = set(map(id, made))
-        made += [one for one in changed if id(one) not in returned]
-    return made
+def made_by(results: Sequence[Tensor], changed: tuple[Any, ...]) -> Sequence[Tensor]:
+    """Results, and inputs that were changed and not returned. `changed` itself, where that is all."""
+    if not results or (len(results) == len(changed) and all(map(is_, results, changed))):
+        return changed
+    returned = set(map(id, results))
+    return [*results, *(one for one in changed if id(one) not in returned)]
 
 
 class Window:
@@ -201,31 +205,40 @@ class Checks:
         window.records.append(record)
         window.bytes += size
         if record.changed:
-            self._has_changed(record, window.batch)
+            versions = state[0] if state is not None and made is record.changed else versions_of(record.changed)
+            self._has_changed(record, versions, window.batch)
         if len(window.records) >= self._most_calls or window.bytes > window.limit:
             self.flush()
 
-    def will_change(self, targets: list[Tensor], matters: bool) -> None:
-        """Before a call changes tensors: what it could reach is looked at, and what they hold, if that `matters`."""
-        versions = versions_of(targets)
+    def will_change(self, targets: list[Tensor], matters: bool) -> Together | None:
+        """Before a call changes tensors: what it could reach is looked at, and what they hold, if that `matters`.
+
+        What is known of them together comes back.
+        """
+        state = state_of(targets)
+        versions = versions_of(targets) if state is None else state[0]
         together = self._written_lists.get(targets, versions) if len(targets) > FEW else None
         if together is not None:
             if self._patient or together.can_be_reached():
                 self.flush()
-            return
+            return together
         reaches = self._patient  # an input of a call that is yet to be judged
-        unknown = []
-        for tensor, version in zip(targets, versions):
-            known = self._written.get(tensor, version)
-            if known is None:
-                unknown.append(tensor)
-            elif known.can_be_reached():
-                reaches = True
-        unknown = [tensor for tensor in unknown if can_be_checked(tensor)]
+        unknown = targets
+        if not self._written.has_none_of(targets):
+            unknown = []
+            for tensor, version in zip(targets, versions):
+                known = self._written.get(tensor, version)
+                if known is None:
+                    unknown.append(tensor)
+                elif known.can_be_reached():
+                    reaches = True
+        if state is None or state[2] not in CHECKED:
+            unknown = [tensor for tensor in unknown if can_be_checked(tensor)]
         if matters and unknown:
             self._look_before_change(unknown)
         if reaches or unknown:
             self.flush()
+        return None
 
     def _look_before_change(self, tensors: list[Tensor]) -> None:
         """What was made in this window is looked at anyway."""
@@ -259,10 +272,9 @@ class Checks:
                     if record.is_silent:
                         self._is_good_again(record)
 
-    def _has_changed(self, record: Record, batch: Batch) -> None:
-        versions = versions_of(record.changed)
+    def _has_changed(self, record: Record, versions: list[int | None], batch: Batch) -> None:
         if len(versions) > FEW and not record.is_silent:
-            self._written_lists.put(record.changed, versions, batch)
+            self._written_lists.put(record.changed, versions, batch, record.together)
             return
         for tensor, version in zip(record.changed, versions):
             self._written.put(tensor, version, batch)

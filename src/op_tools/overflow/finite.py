@@ -38,6 +38,7 @@ _FLOAT8 = frozenset(getattr(torch, name) for name in dir(torch) if name.startswi
 _COMPLEX = frozenset((torch.complex64, torch.complex128, torch.complex32))
 CHECKED = _PLAIN | _FLOAT8 | _COMPLEX  # dtypes that have NaN or infinities
 _STRIDED = {torch.strided}
+_NOTHING = contextlib.nullcontext()
 
 
 class Batch:
@@ -55,7 +56,7 @@ class Batch:
         self._key = self._current_key()
         self._event: Any = None
         self._found: Tensor | None = None  # on its way to the host
-        self._order: list[int] = []  # of the tensors in what was found
+        self._order: Sequence[int] = ()  # of the tensors in what was found
         self._width = 1  # numbers for each of them
 
     def suits(self, device: torch.device) -> bool:
@@ -79,7 +80,8 @@ class Batch:
         """Lets the device find the values, behind the work that makes the tensors. They are let go."""
         self.launched = True
         try:
-            with torch.no_grad(), self._on_its_stream():
+            # backward and optimizers have it off already, and asking costs less
+            with torch.no_grad() if torch.is_grad_enabled() else _NOTHING, self._on_its_stream():
                 self._launch()
         except BaseException:  # swallows nothing: whatever went wrong, there is nothing to be read
             self._found = None
@@ -119,7 +121,7 @@ class Batch:
                 tensors = [tensors[index] for index in indices]
             plain = tensors if dtype in _PLAIN else [_as_plain(one) for one in tensors]
             found.append(_find_largest(self.device, plain))
-            self._order += indices
+            self._order = [*self._order, *indices] if self._order else indices
         if not found:
             return
         together = found[0] if len(found) == 1 else torch.cat([one.double() for one in found])
@@ -130,18 +132,18 @@ class Batch:
             self._found = together.to("cpu", non_blocking=True)
             self._event = self._clock.record(self._stream)
 
-    def _by_dtype(self) -> dict[torch.dtype, list[int]]:
+    def _by_dtype(self) -> dict[torch.dtype, Sequence[int]]:
         """Which tensors are still as they were added."""
         tensors = self.tensors
         state = state_of(tensors)
         if state is not None and state[0] == self.versions:
-            return {state[2]: list(range(len(tensors)))}
+            return {state[2]: range(len(tensors))}
         dtypes = set(map(dtype_of, tensors))
         intact: Sequence[int] = range(len(tensors))
         if versions_of(tensors) != self.versions or not all(map(bytes_of, map(storage_of, tensors))):
             intact = [index for index in intact if is_intact(tensors[index], self.versions[index])]
         if len(dtypes) == 1:
-            return {dtypes.pop(): list(intact)} if intact else {}
+            return {dtypes.pop(): intact} if intact else {}
         by_dtype: dict[torch.dtype, list[int]] = {dtype: [] for dtype in dtypes}
         for index in intact:
             by_dtype[tensors[index].dtype].append(index)
@@ -149,7 +151,7 @@ class Batch:
 
     def _on_its_stream(self) -> contextlib.AbstractContextManager[Any]:
         if self._stream is None or self._key == self._current_key():
-            return contextlib.nullcontext()
+            return _NOTHING
         module: Any = getattr(torch, self.device.type)
         stream: contextlib.AbstractContextManager[Any] = module.stream(self._stream)
         return stream

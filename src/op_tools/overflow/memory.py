@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from operator import is_
-from typing import Any, Callable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
 from op_tools.overflow.finite import Batch
+from op_tools.tensors import are_these
 
 MOST_REMEMBERED = 10_000  # tensors; then those that are gone are swept out
 _MOST_LISTS = 1_000  # of tensors that were changed together
@@ -55,11 +54,15 @@ class Memory:
             return None
         return known
 
+    def has_none_of(self, tensors: Iterable[Tensor]) -> bool:
+        """False where something may be known of one of them, at whatever version."""
+        return self._tensors.keys().isdisjoint(map(id, tensors))
+
     def forget(self, tensor: Tensor) -> None:
         self._tensors.pop(id(tensor), None)
 
 
-class _List:
+class Together:
     """Tensors that were changed together, as an optimizer's are, at their versions."""
 
     __slots__ = ("batch", "has_view", "tensors", "versions")
@@ -72,30 +75,30 @@ class _List:
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
         """Whether they are these very tensors."""
-        return len(tensors) == len(self.tensors) and all(map(is_, map(_tensor_of, self.tensors), tensors))
+        return are_these(self.tensors, tensors)
 
     def can_be_reached(self) -> bool:
         return self.has_view or (self.batch is not None and not self.batch.launched)
-
-
-_tensor_of: Callable[[weakref.ref[Tensor]], Any] = weakref.ref.__call__
 
 
 class Lists:
     """Lists of tensors that were changed in place, and looked at since. The first tensor tells them apart."""
 
     def __init__(self) -> None:
-        self._lists: dict[int, _List] = {}
+        self._lists: dict[int, Together] = {}
 
-    def put(self, tensors: Sequence[Tensor], versions: list[int | None], batch: Batch) -> None:
+    def put(
+        self, tensors: Sequence[Tensor], versions: list[int | None], batch: Batch, same: Together | None = None
+    ) -> None:
+        """`same`: what `get` gave for these tensors, where it did."""
         known = self._lists.get(id(tensors[0]))
-        if known is None or not known.holds(tensors):
+        if known is None or (known is not same and not known.holds(tensors)):
             if len(self._lists) >= _MOST_LISTS:
                 self._lists.clear()
-            known = self._lists[id(tensors[0])] = _List(tensors)
+            known = self._lists[id(tensors[0])] = Together(tensors)
         known.versions, known.batch = versions, batch
 
-    def get(self, tensors: Sequence[Tensor], versions: list[int | None]) -> _List | None:
+    def get(self, tensors: Sequence[Tensor], versions: list[int | None]) -> Together | None:
         known = self._lists.get(id(tensors[0]))
         if known is None or known.versions != versions or None in versions or not known.holds(tensors):
             return None

@@ -40,10 +40,11 @@ from op_tools.overflow.intent import Intent
 from op_tools.recording import store
 from op_tools.tensors import (
     TENSORS,
+    aliases_of,
     choose_way,
+    inputs_of,
     requires_grad,
     size_of,
-    state_of,
     tensors_in,
     version_of,
     versions_of,
@@ -147,7 +148,8 @@ class OpOverflowCheck(Tool):
             record.inputs = _kept(record, targets)
         if targets:
             record.changed, record.is_silent = tuple(targets), silent
-            self._checks.will_change(targets, matters=not intent.overwrites and "out" not in call.kwargs)
+            matters = not intent.overwrites and "out" not in call.kwargs
+            record.together = self._checks.will_change(targets, matters)
         return record
 
     def after(self, call: OpCall, state: Any) -> Any:
@@ -172,10 +174,11 @@ class OpOverflowCheck(Tool):
         with self._lock:
             self._calls += 1
             if not intent.result_is_unknown:
-                is_simple = type(result) is Tensor and not record.changed
-                if result.requires_grad if is_simple else _requires_grad(result):
+                is_one = type(result) is Tensor
+                results = (result,) if is_one else tensors_in((result,))
+                if result.requires_grad if is_one else any(map(requires_grad, results)):
                     record.flow = Flow(intent, record.inputs)
-                self._checks.add(record, (result,) if is_simple else made_by(result, record.changed))
+                self._checks.add(record, made_by(results, record.changed) if record.changed else results)
             if intent.reads_back:
                 self._checks.read(wait=False)
         return record.flow
@@ -192,23 +195,10 @@ class OpOverflowCheck(Tool):
     # -- backward, in autograd's threads ------------------------------------------------------------------------------
 
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
-        arrived, made = gradients.outputs, []
-        left: list[Tensor | None] = []
-        for one in gradients.inputs:
-            if one is not None:
-                for other in arrived:
-                    if one is other:  # it is only passed on
-                        break
-                else:
-                    # an alias: autograd copies a gradient that somebody else has hold of, where it could keep it
-                    one = one.detach()
-                    made.append(one)
-            left.append(one)
-        if not made:  # nobody may have looked at it yet, if it is a sum
-            made = [one.detach() for one in arrived if one is not None]
+        left, made = aliases_of(gradients.inputs, gradients.outputs)
         flow: Flow = state
         record = Record(call, flow.intent)
-        record.gradients, record.flow, record.inputs = (arrived, left, made), flow, flow.inputs
+        record.gradients, record.flow, record.inputs = (gradients.outputs, left, made), flow, flow.inputs
         flow.inputs = None  # a loss that the program keeps would keep them all
         with self._lock:
             self._checks.add(record, made, backward=True)
@@ -337,7 +327,13 @@ def _are_views(call: OpCall) -> bool:
 
 def _note_inputs(record: Record) -> None:
     """Notes the versions of all input tensors, and how many bytes of them may be held by nobody else."""
-    call, versions = record.call, record.versions
+    call = record.call
+    noted = inputs_of(call.args, call.kwargs)
+    if noted is not None:
+        record.versions, record.size = noted
+        return
+    versions: list[int | None] = []
+    record.versions = versions
     try:
         record.size = _note(call.args, versions)
         if call.kwargs:
@@ -358,9 +354,8 @@ def _note(values: Iterable[Any], versions: list[int | None]) -> int:
         elif kind is list or kind is tuple:
             kinds = set(map(type, value))
             if len(kinds) == 1 and kinds <= TENSORS:
-                state = state_of(value) or (versions_of(value), sum(map(size_of, value)), None)
-                versions += state[0]
-                size += state[1] if Tensor in kinds else 0
+                versions += versions_of(value)
+                size += sum(map(size_of, value)) if Tensor in kinds else 0
             else:
                 size += _note(value, versions)
         elif isinstance(value, (Tensor, list, tuple, dict)):
