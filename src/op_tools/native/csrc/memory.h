@@ -51,18 +51,18 @@ inline PyObject* bytes_of(PyObject*, PyObject* tensors) {
     PyErr_SetString(PyExc_TypeError, "bytes_of(tensors)");
     return nullptr;
   }
-  std::vector<const c10::StorageImpl*> known;
-  size_t bytes = 0;
+  std::vector<const c10::StorageImpl*> pieces;
   for (Py_ssize_t index = 0; index < PyList_GET_SIZE(tensors); ++index) {
     PyObject* value = PyList_GET_ITEM(tensors, index);
     if (!python::is_tensor(value)) Py_RETURN_NONE;
     const auto* implementation = THPVariable_Unpack(value).unsafeGetTensorImpl();
     if (!implementation->has_storage()) Py_RETURN_NONE;
-    const c10::StorageImpl* storage = implementation->unsafe_storage().unsafeGetStorageImpl();
-    if (std::find(known.begin(), known.end(), storage) != known.end()) continue;
-    known.push_back(storage);
-    bytes += storage->nbytes();
+    pieces.push_back(implementation->unsafe_storage().unsafeGetStorageImpl());
   }
+  std::sort(pieces.begin(), pieces.end());
+  pieces.erase(std::unique(pieces.begin(), pieces.end()), pieces.end());
+  size_t bytes = 0;
+  for (const auto* piece : pieces) bytes += piece->nbytes();
   return PyLong_FromSize_t(bytes);
   END_HANDLE_TH_ERRORS
 }
