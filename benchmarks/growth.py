@@ -39,6 +39,11 @@ UNARY = (
 COLOURS = ("#000", "#47a", "#e67", "#283", "#cb4", "#6ce", "#a37", "#bbb", "#993", "#825", "#f80", "#08f")
 
 
+def counts_cpu_time(machine: Machine) -> bool:
+    """Where the CPU is the device."""
+    return machine.device in ("sim", "cpu")
+
+
 class Growth:
     """One machine, the tools that are measured, and what was found."""
 
@@ -47,7 +52,7 @@ class Growth:
         self.modes = [mode for mode in MODES if not options.only or mode.title in options.only]
         self.found: list[dict[str, Any]] = []
         # neighbours on the machine count less in CPU time, which is that of all threads
-        self._clock = time.process_time if machine.device in ("sim", "cpu") else time.perf_counter
+        self._clock = time.process_time if counts_cpu_time(machine) else time.perf_counter
 
     def note(self, mode: Mode | None, **figures: Any) -> None:
         """One row, shown as it comes."""
@@ -290,7 +295,8 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     if options.svg and "size" in found:
-        options.svg.write_text(plot(found["size"], f"One op, forward and backward: {found['machine'].split(',')[0]}"))
+        name, clock = machine.title().partition(",")[0], " (CPU time)" if counts_cpu_time(machine) else ""
+        options.svg.write_text(plot(found["size"], f"One op, forward and backward: {name}{clock}"))
 
 
 if __name__ == "__main__":

@@ -1319,11 +1319,12 @@ def test_one_call_from_elsewhere_can_be_compared():
 
 @pytest.mark.parametrize("reference", ["cpu", "device"])
 def test_random_numbers_that_require_gradients_cause_no_warning(device, reference):
+    before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)  # else torch warns once, perhaps in an earlier test
     try:
         with warnings.catch_warnings(record=True) as caught, op_tools.OpAutoCompare(reference=reference):
             warnings.simplefilter("always")
             torch.randn(40, device=device, requires_grad=True)
     finally:
-        torch.set_warn_always(False)
+        torch.set_warn_always(before)
     assert [str(warning.message) for warning in caught] == []

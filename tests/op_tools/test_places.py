@@ -60,8 +60,8 @@ def test_memory_counts_once(way, monkeypatch):
     helper = native.library()
     if way == "native" and helper is None:
         pytest.skip("there is no compiler")
-    monkeypatch.setattr(places, "_bytes_of", places._bytes_in_python if way == "python" else helper.bytes_of)
+    monkeypatch.setattr(places, "_bytes_taken", places._bytes_in_python if way == "python" else helper.bytes_taken)
     other = torch.zeros(10)
-    assert places.bytes_of([NUMBERS, NUMBERS[1], NUMBERS.t(), other]) == 4 * (24 + 10)
-    assert places.bytes_of([other, NUMBERS.to_sparse()]) == 4 * 10
-    assert places.bytes_of([]) == 0
+    assert places.bytes_taken([NUMBERS, NUMBERS[1], NUMBERS.t(), other]) == 4 * (24 + 10)
+    assert places.bytes_taken([other, NUMBERS.to_sparse()]) == 4 * 10
+    assert places.bytes_taken([]) == 0

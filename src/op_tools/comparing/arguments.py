@@ -190,10 +190,6 @@ class Arguments:
         """On the host, as they are now."""
         return Arguments(*snapshot.host_copy((self.args, self.kwargs)))
 
-    def bytes(self) -> int:
-        distinct = {id(tensor): tensor for tensor in self.tensors}
-        return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
-
     def may_name_others(self) -> bool:
         """Whether there may be dtypes and devices among them, which a run elsewhere must replace."""
         return self._form is None or self._form.names_others

@@ -77,16 +77,9 @@ def _launched(kernels: Any, looks: Sequence[Look]) -> Tensor:
 @functools.lru_cache(maxsize=1000)
 def _numbers(precision: Precision, rtol: float) -> bytes:
     """What the kernels are told of one pair."""
-    half_eps = precision.eps / 2
-    sizes = (
-        half_eps,
-        precision.floor * half_eps,
-        precision.smallest,
-        precision.largest,
-        rtol,
-        precision.share_of_largest,
-    )
-    return struct.pack("=6d", *sizes)
+    half_eps, share = precision.eps / 2, precision.share_of_largest
+    numbers = half_eps, precision.floor * half_eps, precision.smallest, precision.largest, rtol, share
+    return struct.pack("=6d", *numbers)
 
 
 def _in_one_copy(addresses: list[int], numbers: bytes, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -17,15 +17,15 @@ Beside = tuple[int, int, int, int, bool]
 
 def choose_way() -> None:
     """With the C++ helper or without; asked when the tool starts."""
-    global beside, _bytes_of
+    global beside, _bytes_taken
     helper: Any = native.library()
     beside = _beside if helper is None else helper.beside
-    _bytes_of = _bytes_in_python if helper is None else helper.bytes_of
+    _bytes_taken = _bytes_in_python if helper is None else helper.bytes_taken
 
 
-def bytes_of(tensors: list[Tensor]) -> int:
+def bytes_taken(tensors: list[Tensor]) -> int:
     """The memory that they lie in, each piece once."""
-    known = _bytes_of(tensors)
+    known = _bytes_taken(tensors)
     return _bytes_in_python(tensors) if known is None else known
 
 
@@ -51,4 +51,4 @@ def _is_plain(tensor: Tensor) -> bool:
 
 # how two tensors lie beside each other; None where a first look cannot compare them
 beside: Callable[[Tensor, Tensor], Beside | None] = _beside
-_bytes_of: Callable[[list[Tensor]], int | None] = _bytes_in_python
+_bytes_taken: Callable[[list[Tensor]], int | None] = _bytes_in_python

@@ -50,7 +50,7 @@ class Seen:
 
     def bytes(self) -> int:
         """The memory that it takes."""
-        return places.bytes_of(self.given.tensors + tensors_in((self.result,)))
+        return places.bytes_taken(self.given.tensors + tensors_in((self.result,)))
 
     def depends_on_layout(self) -> bool:
         """True where a copy of the arguments that lies differently in memory means something else."""

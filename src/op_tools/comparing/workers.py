@@ -19,7 +19,7 @@ from typing import Any, Callable
 
 from op_tools import messages
 from op_tools.call import OpCall
-from op_tools.comparing import crossing
+from op_tools.comparing import crossing, places
 from op_tools.comparing.arguments import Arguments
 from op_tools.comparing.examine import Outcome
 from op_tools.comparing.reference import on_cpu
@@ -72,7 +72,7 @@ class Workers:
         if not _is_known(seen):
             return False
         self._drop_forgotten()
-        worker = self._free_worker(seen.bytes() + (0 if seen.kept is None else seen.kept.bytes()))
+        worker = self._free_worker(seen.bytes() + (0 if seen.kept is None else places.bytes_taken(seen.kept.tensors)))
         if worker is None:
             return False
         size = seen.bytes()

@@ -1,13 +1,13 @@
 // Launches reductions/largest.cu: what op_tools.reductions.largest does in Python.
 #pragma once
 
-#include "python.h"
+#include "memory.h"
 
 #include <algorithm>
 
 namespace largest {
 
-constexpr Py_ssize_t kMost = 200;  // as in largest.cu
+constexpr Py_ssize_t most_tensors = 200;  // as in largest.cu
 
 struct Item {
   uint64_t pointer;
@@ -17,8 +17,8 @@ struct Item {
 struct Table {
   uint64_t found;
   uint64_t count;
-  Item items[kMost];
-  uint32_t first_block[kMost];
+  Item items[most_tensors];
+  uint32_t first_block[most_tensors];
 };
 
 // cuLaunchKernel
@@ -39,14 +39,11 @@ inline bool kind_of(const at::Tensor& tensor, uint64_t& kind) {
 inline bool place(PyObject* value, Item& item, uint64_t& length) {
   if (!python::is_tensor(value)) return false;
   const at::Tensor& tensor = THPVariable_Unpack(value);
-  const auto* implementation = tensor.unsafeGetTensorImpl();
-  if (!tensor.defined() || tensor.layout() != c10::kStrided || !implementation->has_storage() ||
-      implementation->has_symbolic_sizes_strides() || !tensor.is_non_overlapping_and_dense())
-    return false;
+  if (!memory::is_there(tensor) || !tensor.is_non_overlapping_and_dense()) return false;
   uint64_t kind = 0;
   if (!kind_of(tensor, kind)) return false;
   length = static_cast<uint64_t>(tensor.numel());
-  item.pointer = reinterpret_cast<uint64_t>(tensor.const_data_ptr());
+  item.pointer = memory::address_of(tensor);
   item.length_and_kind = 4 * length + kind;
   return item.pointer != 0;
 }
@@ -54,7 +51,7 @@ inline bool place(PyObject* value, Item& item, uint64_t& length) {
 // find(tensors, found, piece, threads, launch, function, stream) -> what `launch` gave, or None
 inline PyObject* find(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  if (count != 7 || !PyList_Check(arguments[0]) || PyList_GET_SIZE(arguments[0]) > kMost) {
+  if (count != 7 || !PyList_Check(arguments[0]) || PyList_GET_SIZE(arguments[0]) > most_tensors) {
     PyErr_SetString(PyExc_TypeError, "find_largest(200 tensors, found, piece, threads, launch, function, stream)");
     return nullptr;
   }

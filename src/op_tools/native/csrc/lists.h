@@ -1,7 +1,7 @@
 // Many tensors at once: what op_tools.tensors asks of each in Python.
 #pragma once
 
-#include "python.h"
+#include "memory.h"
 
 #include <torch/csrc/DynamicTypes.h>
 
@@ -9,11 +9,9 @@ namespace lists {
 
 // Whether its memory is there, and can be looked at together with that of `first`.
 inline bool is_plain(const at::Tensor& tensor, const at::Tensor& first) {
-  const auto* implementation = tensor.unsafeGetTensorImpl();
-  return tensor.defined() && tensor.layout() == c10::kStrided && implementation->has_storage() &&
-         !implementation->has_symbolic_sizes_strides() && !tensor.is_inference() &&
-         tensor.scalar_type() == first.scalar_type() && tensor.device() == first.device() && !tensor.is_cpu() &&
-         tensor.numel() > 0 && implementation->unsafe_storage().nbytes() > 0;
+  return memory::is_there(tensor) && !tensor.is_inference() && tensor.scalar_type() == first.scalar_type() &&
+         tensor.device() == first.device() && !tensor.is_cpu() && tensor.numel() > 0 &&
+         tensor.unsafeGetTensorImpl()->unsafe_storage().nbytes() > 0;
 }
 
 // state_of(tensors) -> (versions, bytes, dtype), or None

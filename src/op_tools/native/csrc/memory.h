@@ -8,18 +8,24 @@
 
 namespace memory {
 
-// Numbers in memory that can be looked at as they are.
+// It has an address, and sizes and strides that are numbers.
+inline bool is_there(const at::Tensor& tensor) {
+  const auto* implementation = tensor.unsafeGetTensorImpl();
+  return tensor.defined() && tensor.layout() == c10::kStrided && implementation->has_storage() &&
+         !implementation->has_symbolic_sizes_strides();
+}
+
+// Its numbers can be looked at as they are.
 inline bool is_plain(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_complex() && !tensor.is_neg() &&
-         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+  return is_there(tensor) && !tensor.is_complex() && !tensor.is_neg();
 }
 
 inline uint64_t address_of(const at::Tensor& tensor) {
   return reinterpret_cast<uint64_t>(tensor.const_data_ptr());
 }
 
-inline bool has_memory(const at::Tensor& tensor) {
-  return tensor.numel() > 0 && !tensor._is_zerotensor() && tensor.unsafeGetTensorImpl()->has_storage();
+inline bool has_numbers(const at::Tensor& tensor) {
+  return tensor.numel() > 0 && !tensor._is_zerotensor();
 }
 
 // beside(got, expected) -> (elements, bytes, address of each, whether both are in order), or None
@@ -35,20 +41,20 @@ inline PyObject* beside(PyObject*, PyObject* const* arguments, Py_ssize_t count)
     Py_RETURN_NONE;
   const bool are_in_order = got.is_contiguous() && expected.is_contiguous();
   const bool lie_alike = are_in_order || (got.strides() == expected.strides() && got.is_non_overlapping_and_dense());
-  const bool are_there = lie_alike && has_memory(got) && has_memory(expected);
+  const bool can_be_read = lie_alike && has_numbers(got) && has_numbers(expected);
   return Py_BuildValue("(LLKKO)", static_cast<long long>(got.numel()),
                        static_cast<long long>(got.nbytes() + expected.nbytes()),
-                       static_cast<unsigned long long>(are_there ? address_of(got) : 0),
-                       static_cast<unsigned long long>(are_there ? address_of(expected) : 0),
+                       static_cast<unsigned long long>(can_be_read ? address_of(got) : 0),
+                       static_cast<unsigned long long>(can_be_read ? address_of(expected) : 0),
                        are_in_order ? Py_True : Py_False);
   END_HANDLE_TH_ERRORS
 }
 
-// bytes_of(tensors) -> the memory that they lie in, each piece once; None where one has none that can be told
-inline PyObject* bytes_of(PyObject*, PyObject* tensors) {
+// bytes_taken(tensors) -> the memory that they lie in, each piece once; None where one has none that can be told
+inline PyObject* bytes_taken(PyObject*, PyObject* tensors) {
   HANDLE_TH_ERRORS
   if (!PyList_Check(tensors)) {
-    PyErr_SetString(PyExc_TypeError, "bytes_of(tensors)");
+    PyErr_SetString(PyExc_TypeError, "bytes_taken(tensors)");
     return nullptr;
   }
   std::vector<const c10::StorageImpl*> pieces;

@@ -3,9 +3,9 @@
 // In reading order: python.h (objects of Python's, held by threads of autograd's), describe.h (arguments in words),
 // likeness.h (what these are made of), decimals.h (times in figures), book.h, timer.h and calls.h (the clock of
 // OpTimeMeasure), edges.h (the gradients at the edge of one op call), frames.h (where in the program a call is),
-// shortcut.h (the whole way of a call that is only timed), notes.h (the tensors of a call), rows.h (tables of
-// arguments), lists.h (many tensors at once), memory.h (where they lie), largest.h (launches reductions/largest.cu),
-// checksum.h, digest.h and digest_operator.h (a few numbers that tell what a tensor holds), and here the module.
+// shortcut.h (the whole way of a call that is only timed), notes.h (the tensors of a call), memory.h (where they lie),
+// rows.h (tables of arguments), lists.h (many tensors at once), largest.h (launches reductions/largest.cu), checksum.h,
+// digest.h and digest_operator.h (a few numbers that tell what a tensor holds), and here the module.
 #ifndef NDEBUG
 #define NDEBUG  // or pybind11 asks at every reference whether Python's lock is held, and torch checks itself
 #endif
@@ -19,9 +19,9 @@
 #include "frames.h"
 #include "shortcut.h"
 #include "notes.h"
+#include "memory.h"
 #include "rows.h"
 #include "lists.h"
-#include "memory.h"
 #include "largest.h"
 #include "checksum.h"
 #include "digest_operator.h"
@@ -67,7 +67,7 @@ PyMethodDef functions[] = {
     {"rows_with", rows::rows_with, METH_O, "the addresses and numbers that Python has found -> Rows"},
     {"beside", python::method(memory::beside), METH_FASTCALL,
      "(got, expected) -> (elements, bytes, address, address, whether both are in order), or None where they are unlike"},
-    {"bytes_of", memory::bytes_of, METH_O, "tensors -> the memory that they lie in, or None where Python has to look"},
+    {"bytes_taken", memory::bytes_taken, METH_O, "tensors -> the memory that they lie in, or None where Python has to look"},
     {"find_largest", python::method(largest::find), METH_FASTCALL,
      "(tensors, found, piece, threads, launch, function, stream) -> what `launch` gave, or None where a tensor has gaps"},
     {"inputs_of", python::method(lists::inputs_of), METH_FASTCALL,

@@ -1,7 +1,7 @@
 // What the tables of arguments tell of each value: what op_tools.show does in Python.
 #pragma once
 
-#include "python.h"
+#include "memory.h"
 
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/Size.h>
@@ -98,10 +98,7 @@ class Finder {
   }
 
   bool add_tensor(const at::Tensor& tensor) {
-    const auto* implementation = tensor.unsafeGetTensorImpl();
-    if (!tensor.defined() || tensor.layout() != c10::kStrided || implementation->has_symbolic_sizes_strides() ||
-        !implementation->has_storage())
-      return false;
+    if (!memory::is_there(tensor)) return false;
     const auto sizes = tensor.sizes();
     const auto strides = tensor.strides();
     const auto device = tensor.device();
