@@ -75,7 +75,8 @@ def uninstall() -> None:
 
 
 def _say(text: str) -> None:
-    print(f"ditorch: {text}", file=sys.stderr)
+    # in one write: `print` makes two where stderr is unbuffered, and the lines of several processes mix
+    sys.stderr.write(f"ditorch: {text}\n")
 
 
 def _is_own_command() -> bool:

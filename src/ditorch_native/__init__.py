@@ -128,7 +128,8 @@ class NativeLibrary:
 
     def _note(self, text: str) -> None:
         if not self.quiet:
-            print(f"ditorch: {text}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"ditorch: {text}\n")
+            sys.stderr.flush()
 
 
 def torch_release() -> tuple[int, int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -337,3 +339,19 @@ class TestTheHook:
 def _options_of_this_process() -> list[str]:
     """Not those of `ditorch run` but of pytest; they are kept."""
     return subprocess._args_from_interpreter_flags()
+
+
+def test_what_processes_announce_at_once_does_not_mix(tmp_path):
+    """Unbuffered, as under torchrun, each write to stderr is on its own: a line must be one."""
+    mine, childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # keeps writes apart
+    environment = {**os.environ, "DITORCH_DISABLE_MOCK": "0", "DITORCH_BACKEND": "sim"}
+    command = [sys.executable, "-u", "-c", "import torch, ditorch"]
+    with mine, childs:
+        subprocess.run(command, stderr=childs, check=True, cwd=tmp_path, env=environment)
+        mine.setblocking(False)
+        writes = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                writes.append(mine.recv(10_000).decode())
+    assert [write for write in writes if announced(write)]
+    assert all(write.endswith("\n") for write in writes)
