@@ -12,9 +12,9 @@ from typing import Any
 import click
 import torch
 
-from op_tools import messages
 from op_tools.errors import OpToolsError
-from op_tools.recording import store
+from op_tools.output import messages
+from op_tools.storage import store
 
 
 @click.command(name="replay")
@@ -66,7 +66,7 @@ def command(
 
 def _replay(folder: Path, device: torch.device, times: int, forward_only: bool, trusted: tuple[str, ...]) -> bool:
     """False where the capture cannot be used; it is named and the others go on."""
-    from op_tools.offline import replay
+    from op_tools.replay import replay
 
     print(folder, flush=True)
     try:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ditorch_native import NativeError, NativeLibrary, torch_release
-from op_tools import messages, settings
+from op_tools import settings
+from op_tools.output import messages
 
 NAME = "op_tools_native"
 _OLDEST_TORCH = (2, 4)  # its events tell time

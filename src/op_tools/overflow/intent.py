@@ -13,18 +13,11 @@ from typing import Any, Callable, Union
 import torch
 from torch import Tensor
 
-from op_tools import trees
-from op_tools.call import OpCall
-from op_tools.names import is_collective
-from op_tools.rerouting.kinds import (
-    OVERWRITES,
-    PERHAPS_VIEWS,
-    VIEWS,
-    may_write_silently,
-    short_name,
-    silently_written,
-)
-from op_tools.tensors import tensors_in
+from op_tools.core.call import OpCall
+from op_tools.ops.kinds import OVERWRITES, PERHAPS_VIEWS, VIEWS, may_write_silently, short_name, silently_written
+from op_tools.ops.names import is_collective
+from op_tools.values import trees
+from op_tools.values.tensors import tensors_in
 
 Key = Union[int, str]  # an argument by position or by name
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Callable
 
-from op_tools import unusual, where
-from op_tools.call import OpCall, ids
-from op_tools.recording.writer import Writer
+from op_tools.core import unusual, where
+from op_tools.core.call import OpCall, ids
+from op_tools.core.tool import STEPS
+from op_tools.output.writer import Writer
 from op_tools.timing import ledger, signature
 from op_tools.timing.ledger import Book, Total
-from op_tools.tool import STEPS
 
 
 class NativeLedger(Book):
