@@ -11,6 +11,8 @@ import torch
 from torch.autograd.function import _SingleLevelFunction
 from torch.overrides import TorchFunctionMode
 
+from op_tools.core import dynamo
+
 RUN_BACKWARD = frozenset((torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad))
 
 _watching: set[int] = set()
@@ -57,6 +59,7 @@ def backward_seen_by(mode: TorchFunctionMode) -> Iterator[None]:
         _local.mode = before
 
 
+@dynamo.hidden
 def _run_engine_with_mode(*args: Any, **kwargs: Any) -> Any:
     assert _run_engine is not None
     mode, _local.mode = getattr(_local, "mode", None), None
@@ -66,6 +69,7 @@ def _run_engine_with_mode(*args: Any, **kwargs: Any) -> Any:
         return _run_engine(*args, **kwargs)
 
 
+@dynamo.hidden
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     run = super(_SingleLevelFunction, cls).apply
     mode = _mode_of_this_thread()

@@ -14,6 +14,8 @@ from typing import Any, Callable
 
 import torch
 
+from op_tools.core import dynamo
+
 _replaced: list[tuple[Any, str, Any]] = []
 _watching: set[int] = set()
 _lock = threading.Lock()
@@ -82,6 +84,7 @@ def _without_mode(
     always = computes_nothing is _always
 
     @functools.wraps(function)
+    @dynamo.hidden
     def reads_unseen(*args: Any, **kwargs: Any) -> Any:
         # a mode of somebody else may want to see it
         if count() != 1 or type(topmost(0)) is not mode_class or not (always or computes_nothing(*args, **kwargs)):

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, gradients, optimizers, unusual, where
+from op_tools.core import autograd_functions, dynamo, gradients, optimizers, unusual, where
 from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
 from op_tools.core.tool import STEPS, Tool
@@ -109,12 +109,6 @@ class Session:
 
 
 _UNDECIDED = object()
-# what torch.compile knows to be true while it traces
-_is_compiling: Callable[[], bool] = (
-    getattr(torch.compiler, "is_dynamo_compiling", None)
-    or getattr(torch.compiler, "is_compiling", None)
-    or (lambda: False)
-)
 
 
 class Mode(TorchFunctionMode):
@@ -125,10 +119,11 @@ class Mode(TorchFunctionMode):
         self._session = session
         self._plans = session.plans
 
+    @dynamo.hidden
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if _is_compiling():
+        if dynamo.is_tracing():
             return func(*args, **(kwargs or {}))
         plan: Any = self._plans.get(func, _UNDECIDED)
         if plan is None:
@@ -151,7 +146,7 @@ class Mode(TorchFunctionMode):
         plan: Any = self._plans.get(function, _UNDECIDED)
         if plan is _UNDECIDED:
             plan = self._session.decide(function, f"{function.__module__}.{function.__qualname__}.apply", True)
-        if plan is None or _is_compiling():
+        if plan is None or dynamo.is_tracing():
             return run(*args, **kwargs)
         return through_tools(self._plans, plan, run, args, kwargs)
 

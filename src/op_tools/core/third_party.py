@@ -8,6 +8,7 @@ import sys
 import types
 from typing import Any, Callable
 
+from op_tools.core import dynamo
 from op_tools.core.plan import Plan
 from op_tools.core.route import through_tools
 from op_tools.core.tool import STEPS, Tool
@@ -51,6 +52,7 @@ class WrappedFunction:
         function = self._function
 
         @functools.wraps(function)
+        @dynamo.hidden
         def asks_the_tools_first(*args: Any, **kwargs: Any) -> Any:
             plan = self._plans.get(STEPS.current)
             if plan is None:
