@@ -24,7 +24,7 @@ _OWN_FOLDERS = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
     *(
         os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "ditorch", part) + os.sep
-        for part in ("autoload", "cli", "redirect", "sim")
+        for part in ("autoload", "redirect", "sim")
     ),
 )
 _is_users_file: dict[str, bool] = {}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-import ditorch
-from ditorch.demo import Run, train
-from ditorch.sim import faults
+if TYPE_CHECKING:  # help must not wait for torch
+    from ditorch.demo import Run
+    from ditorch.sim import faults
 
 _FAULT = "aten.native_layer_norm_backward: tail=0.5"
 _ROWS = 7  # of the table of losses
@@ -24,6 +25,10 @@ _FOUND = 2  # places in the program that are named
 @click.option("--steps", default=150, show_default=True, type=click.IntRange(1), help="Training steps of each run.")
 def demo(fault: str, steps: int) -> None:
     """Train a small GPT three times: on the CPU, on the accelerator, and there with one broken kernel."""
+    import ditorch
+    from ditorch.demo import Run
+    from ditorch.sim import faults
+
     backend = ditorch.install()
     faults.inject(fault, backend.device_type).remove()  # a mistake in it is said before anything runs
     console = Console()
@@ -50,6 +55,8 @@ def demo(fault: str, steps: int) -> None:
 
 
 def _follow(progress: Progress, run: Run, device: str, steps: int) -> None:
+    from ditorch.demo import train
+
     task = progress.add_task(run.title, total=steps, loss="")
     for loss in train(device, steps):
         run.losses.append(loss)
@@ -94,7 +101,10 @@ def _summary(console: Console, reference: Run, healthy: Run, broken: Run, inject
 
 def _name_the_op(console: Console, fault: str, device: str) -> None:
     """One more step of the broken run, under OpAutoCompare."""
+    import ditorch
     import op_tools
+    from ditorch.demo import train
+    from ditorch.sim import faults
 
     with tempfile.TemporaryDirectory() as folder, faults.inject(fault, device):
         compare = op_tools.OpAutoCompare(verbose=0, out=folder)

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 import ditorch
 from ditorch.backends import SIM
-from ditorch.cli.demo import demo
 from ditorch.demo import GPT, batches, train
 from ditorch.errors import FaultError
 from ditorch.sim import faults
+from ditorch_cli.demo import demo
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_kernel_that_fails_outright_is_part_of_the_story(run_demo):
 
 
 def test_says_a_mistake_in_the_fault_before_anything_runs(run_demo, monkeypatch):
-    monkeypatch.setattr("ditorch.cli.demo.train", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr("ditorch.demo.train", lambda *_: pytest.fail("it trained"))
     with pytest.raises(FaultError, match="names no operator of PyTorch"):
         run_demo("--fault", "aten.softmaxx: nan")
 

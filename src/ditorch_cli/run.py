@@ -11,6 +11,7 @@ program imports torch: see ditorch/autoload/sitecustomize.py, also for the limit
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -18,9 +19,16 @@ from pathlib import Path
 
 import click
 
-import ditorch.autoload
 
-_AUTOLOAD = str(Path(ditorch.autoload.__file__).parent)
+def _autoload() -> str:
+    """The folder ditorch/autoload, found without importing ditorch, and thereby torch."""
+    found = importlib.util.find_spec("ditorch")
+    assert found is not None
+    assert found.origin is not None
+    return str(Path(found.origin).parent / "autoload")
+
+
+_AUTOLOAD = _autoload()
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

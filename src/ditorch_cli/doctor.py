@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from typing import TYPE_CHECKING
 
 import click
 from rich import box
@@ -11,11 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import ditorch
-from ditorch.backend import Backend
-from ditorch.doctor import Device, Report, examine
-from ditorch.errors import BackendError
-from ditorch.settings import DISABLE_MOCK
+if TYPE_CHECKING:  # help must not wait for torch
+    from ditorch.backend import Backend
+    from ditorch.doctor import Device, Report
 
 _GIBIBYTE = 2**30
 
@@ -26,6 +25,11 @@ def doctor() -> None:
 
     The exit code is 1 if no accelerator could be chosen or a check fails.
     """
+    import ditorch
+    from ditorch.doctor import examine
+    from ditorch.errors import BackendError
+    from ditorch.settings import DISABLE_MOCK
+
     if not DISABLE_MOCK.get():
         with contextlib.suppress(BackendError):  # the report says why there is none
             ditorch.install()
@@ -56,6 +60,8 @@ def _findings(report: Report) -> Table:
 
 
 def _show_chosen(report: Report, backend: Backend, console: Console) -> None:
+    import ditorch
+
     console.print(f"\n[bold]{backend.name}[/]: {escape(backend.title)}")
     for index, device in enumerate(report.devices):
         console.print(f"  {backend.device_type}:{index}  {escape(device.name)}{_memory(device)}")

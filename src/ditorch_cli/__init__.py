@@ -1,22 +1,23 @@
-"""The command `ditorch`. Each subcommand is a file of its own, imported when it is used."""
+"""The command `ditorch`. Each subcommand is a file of its own, imported when it is used.
+
+A package of its own, because importing `ditorch` imports torch: help must not wait for that.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 
 import click
 
-import ditorch
-from ditorch.errors import DitorchError
-
 # name: (where the click command is, what it does in one line)
 _COMMANDS = {
-    "run": ("ditorch.cli.run:run", "Run a program written for CUDA on the accelerator that is here, without an edit."),
-    "demo": ("ditorch.cli.demo:demo", "Train a small GPT with one broken kernel and watch the loss go wrong."),
+    "run": ("ditorch_cli.run:run", "Run a program written for CUDA on the accelerator that is here, without an edit."),
+    "demo": ("ditorch_cli.demo:demo", "Train a small GPT with one broken kernel and watch the loss go wrong."),
     "replay": ("op_tools.run_op_from_data:command", "Run captured op calls again, timed and compared."),
     "doctor": (
-        "ditorch.cli.doctor:doctor",
+        "ditorch_cli.doctor:doctor",
         "Show which accelerators are here and whether the chosen one computes right.",
     ),
 }
@@ -40,7 +41,7 @@ class _LazyGroup(click.Group):
 
 
 @click.command(cls=_LazyGroup)
-@click.version_option(ditorch.__version__, prog_name="ditorch")
+@click.version_option(package_name="ditorch", prog_name="ditorch")
 def _group() -> None:
     """PyTorch programs written for CUDA on any accelerator, and tools for when they go wrong there."""
 
@@ -49,6 +50,15 @@ def main() -> None:
     """Runs the command line; an error that we foresaw is one message and exit code 1, without a traceback."""
     try:
         _group(prog_name="ditorch")
-    except DitorchError as error:
+    except Exception as error:
+        if not _is_foreseen(error):
+            raise
         print(f"ditorch: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _is_foreseen(error: Exception) -> bool:
+    """Whether it is an error of ours; their classes are asked for only where they can have been raised."""
+    modules = [sys.modules.get(name) for name in ("ditorch.errors", "op_tools.errors")]
+    classes = [getattr(modules[0], "DitorchError", ()), getattr(modules[1], "OpToolsError", ())]
+    return any(isinstance(error, kind) for kind in classes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
 import sys
 
 import click
 import pytest
 
 import ditorch
-from ditorch import cli
+import ditorch_cli as cli
 from ditorch.errors import BackendError
 
 
@@ -36,7 +37,7 @@ def failing_command(monkeypatch):
             raise error
 
         monkeypatch.setattr(cli, "fail", fail, raising=False)
-        monkeypatch.setitem(cli._COMMANDS, "fail", ("ditorch.cli:fail", "Fail."))
+        monkeypatch.setitem(cli._COMMANDS, "fail", ("ditorch_cli:fail", "Fail."))
 
     return add
 
@@ -54,6 +55,18 @@ def test_every_command_has_help(command, name):
     code, output, errors = command(name, "--help")
     assert (code, errors) == (0, "")
     assert output.startswith(f"Usage: ditorch {name} [OPTIONS]")
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["demo"], ["doctor"]])
+def test_help_does_not_import_torch(arguments):
+    code = f"import sys, ditorch_cli; sys.argv = ['ditorch', *{arguments}, '--help']; ditorch_cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\nFalse\n")
 
 
 def test_the_version_is_that_of_the_package_and_of_the_distribution(command):

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import ditorch
-from ditorch.cli.run import run
+from ditorch_cli.run import run
 
 AUTOLOAD = Path(ditorch.__file__).parent / "autoload"
 
@@ -161,7 +161,7 @@ class TestTheCommandLine:
     @pytest.mark.parametrize("option", ["ignore_environment", "no_site"])
     def test_a_python_that_would_not_run_the_hook_is_refused(self, started, monkeypatch, option):
         flags = SimpleNamespace(**{"ignore_environment": 0, "no_site": 0, option: 1})
-        monkeypatch.setattr(sys.modules["ditorch.cli.run"], "sys", SimpleNamespace(flags=flags))
+        monkeypatch.setattr(sys.modules["ditorch_cli.run"], "sys", SimpleNamespace(flags=flags))
         code, output = started("train.py")
         assert code == 2
         assert output.endswith(
