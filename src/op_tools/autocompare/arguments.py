@@ -18,9 +18,9 @@ from op_tools.values.tensors import TENSORS, dtype_of, tensors_in
 
 Convert = Callable[[Tensor], Tensor]
 
-_FEW = 8
-_MOST_FORMS = 10_000
-_MOST_NAMES = 32  # of one call that are remembered: lists of numbers may have any length
+_MIN_LONG_LIST = 9  # tensors
+_MAX_FORMS = 10_000
+_MAX_CACHED_NAMES = 32  # of one call: lists of numbers may have any length
 # a list of these alone, such as a shape or an index, holds nothing that a run elsewhere would replace
 _NUMBERS = frozenset((int, float, bool, complex, type(None), slice, type(...)))
 
@@ -49,7 +49,7 @@ class _Form:
         if known is None:
             labels = [*numbered(role, count), *(f"{role} {name}" for name in self.named)]
             known = [f"{op} {label}" for label in labels]
-            if count <= _MOST_NAMES:
+            if count <= _MAX_CACHED_NAMES:
                 self._names[key] = known
         return known
 
@@ -72,7 +72,7 @@ def _form_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Form | None:
         key = (*key, *kwargs, *map(type, kwargs.values()))
     form = _forms.get(key)
     if form is None:
-        if len(_forms) >= _MOST_FORMS:
+        if len(_forms) >= _MAX_FORMS:
             _forms.clear()
         form = _forms[key] = _Form(key[: len(args)], {name: type(value) for name, value in kwargs.items()})
     for place in form.lists:
@@ -97,10 +97,10 @@ class Arguments:
 
     __slots__ = ("_form", "_leaves", "args", "kwargs", "tensors")
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], form: _Form | None = None) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args
         self.kwargs = kwargs
-        form = self._form = form or _form_of(args, kwargs)
+        form = self._form = _form_of(args, kwargs)
         self._leaves: list[Any] | None = None
         # in order; one given twice is there twice
         if form is None:
@@ -165,31 +165,41 @@ class Arguments:
             return form.gradient_names(op, len(self.args))
         return [name for name, value in zip(self.names(op, "grad"), self.leaves) if isinstance(value, Tensor)]
 
+    def with_tensors(self, tensors: list[Tensor]) -> Arguments:
+        """The same arguments with other tensors: one for each of `self.tensors`."""
+        form, made = self._form, Arguments.__new__(Arguments)
+        made._form, made._leaves, made.tensors = form, None, tensors
+        if form is None:
+            left = iter(tensors)
+            made.args = trees.map_tensors(lambda _: next(left), self.args)
+            made.kwargs = trees.map_tensors(lambda _: next(left), self.kwargs)
+            return made
+        args, left = [*self.args], iter(tensors)
+        for place in form.places:
+            args[place] = next(left)
+        made.args = tuple(args)
+        made.kwargs = {**self.kwargs, **dict(zip(form.named, left))} if form.named else self.kwargs
+        return made
+
     def mapped(self, function: Convert) -> Arguments:
         """The same arguments with every distinct tensor replaced."""
-        made: dict[int, Tensor] = {}
-
-        def once(tensor: Tensor) -> Tensor:
-            new = made.get(id(tensor))
-            if new is None:
-                new = made[id(tensor)] = function(tensor)
-            return new
-
-        form = self._form
-        if form is None:
-            return Arguments(trees.map_tensors(once, self.args), trees.map_tensors(once, self.kwargs))
-        change = function if len(set(map(id, self.tensors))) == len(self.tensors) else once
-        args, kwargs = [*self.args], self.kwargs
-        for place in form.places:
-            args[place] = change(args[place])
-        if form.named:
-            kwargs = {**kwargs, **{name: change(kwargs[name]) for name in form.named}}
-        return Arguments(tuple(args), kwargs, form)
+        made = {id(tensor): tensor for tensor in self.tensors}
+        made = {key: function(tensor) for key, tensor in made.items()}
+        return self.with_tensors([made[id(tensor)] for tensor in self.tensors])
 
     def copied(self) -> Arguments:
         """On the host, as they are now."""
-        return Arguments(*host_copies.host_copy((self.args, self.kwargs)))
+        return self.with_tensors(host_copies.copies_of(self.tensors))
 
+    def copied_with(self, result: Any, copy: Callable[[list[Tensor]], list[Tensor]]) -> tuple[Arguments, Any]:
+        """Copies of the arguments and of what the call returned, which may be one of its arguments."""
+        given = self.tensors
+        copies = copy(given + ([result] if isinstance(result, Tensor) else tensors_in((result,))))
+        left = iter(copies[len(given) :])
+        result = next(left) if isinstance(result, Tensor) else trees.map_tensors(lambda _: next(left), result)
+        return self.with_tensors(copies[: len(given)]), result
+
+    @property
     def may_name_others(self) -> bool:
         """Whether there may be dtypes and devices among them, which a run elsewhere must replace."""
         return self._form is None or self._form.names_others
@@ -197,7 +207,7 @@ class Arguments:
 
 def is_long_list(value: Any) -> bool:
     """Many tensors of one dtype, which are better looked at together."""
-    if not isinstance(value, (list, tuple)) or len(value) <= _FEW or not isinstance(value[0], Tensor):
+    if not isinstance(value, (list, tuple)) or len(value) < _MIN_LONG_LIST or not isinstance(value[0], Tensor):
         return False
     if not TENSORS.issuperset(map(type, value)) and not all(isinstance(part, Tensor) for part in value):
         return False

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from op_tools.autocompare.compare import Comparison
-from op_tools.autocompare.judging.verdict import EQUAL, RIGHT
-from op_tools.autocompare.row import Row
+from op_tools.autocompare.judging.comparer import Comparison, Gradients
+from op_tools.autocompare.judging.measures import EQUAL
+from op_tools.autocompare.judging.verdict import RIGHT, Row
+from op_tools.autocompare.observed import ObservedCall
+from op_tools.core import gradients
 from op_tools.core.call import OpCall
-from op_tools.output import tables
-from op_tools.output.csv_files import cell
+from op_tools.output import messages, tables
+from op_tools.output.csv_files import CsvFile, cell
+from op_tools.values import trees
 
-_MOST_ROWS = 30  # of the summary
+_MAX_SUMMARY_ROWS = 30
 # the contract's columns …
 TABLE = ("name", "allclose", "max_abs_diff", "max_relative_diff", "atol", "rtol", "error_info")
 CSV = (
@@ -85,9 +88,90 @@ def _short(value: float) -> str:
     return "" if value != value else f"{value:.4g}"
 
 
-def comparison_table(rows: Iterable[Row]) -> str:
-    """As the contract has it."""
-    return tables.table(TABLE, [_table_row(row) for row in rows], keep_empty=True)
+# ---- the tables of a call --------------------------------------------------------------------------------------------
+
+_TableRow = tuple[str, ...]
+
+
+def forward_text(call: OpCall, observed: ObservedCall, comparison: Comparison, place: str) -> str:
+    """Inputs and outputs, those of the reference, which is at `place`, and how they compare."""
+    return _text(call, comparison, _forward_rows(call, observed, comparison, place))
+
+
+def backward_text(
+    call: OpCall,
+    observed: ObservedCall,
+    comparison: Comparison,
+    place: str,
+    outputs: Gradients,
+    inputs: Gradients,
+    flowing: gradients.Gradients | None,
+) -> str:
+    """The same of the gradients. `flowing` are the device's own, where the others are copies."""
+    return _text(call, comparison, _backward_rows(observed, outputs, inputs, flowing, comparison, place))
+
+
+def short_text(call: OpCall, comparison: Comparison) -> str:
+    """For a wrong call of a place of which enough were shown."""
+    return f"forward_id: {call.id} {_reasons(comparison)}"
+
+
+def _text(call: OpCall, comparison: Comparison, rows: list[_TableRow]) -> str:
+    parts = [_heading(call, comparison), tables.table(tables.ARGUMENT_COLUMNS, rows)]
+    # as the contract has it
+    parts.append(tables.table(TABLE, [_table_row(row) for row in comparison.rows], keep_empty=True))
+    if comparison.is_wrong:
+        parts.append(_reasons(comparison))
+    return "\n\n\n" + "\n".join(parts) + "\n\n"
+
+
+def _forward_rows(call: OpCall, observed: ObservedCall, comparison: Comparison, place: str) -> list[_TableRow]:
+    name, has_tensors = call.name, bool(call.args or call.kwargs or call.result is not None)
+    args, kwargs = (call.args, call.kwargs) if has_tensors else (observed.given.args, observed.given.kwargs)
+    rows = tables.argument_rows(name, "inputs", trees.arguments(args, kwargs))
+    rows += tables.argument_rows(name, "outputs", trees.results(call.result if has_tensors else observed.result))
+    if not has_tensors:
+        rows = _as_on_device(rows, observed)
+    if comparison.run is not None:
+        again = comparison.run.arguments
+        rows += tables.argument_rows(name, f"inputs({place})", trees.arguments(again.args, again.kwargs))
+        rows += tables.argument_rows(name, f"outputs({place})", trees.results(comparison.run.result))
+    return rows
+
+
+def _backward_rows(
+    observed: ObservedCall,
+    outputs: Gradients,
+    inputs: Gradients,
+    flowing: gradients.Gradients | None,
+    comparison: Comparison,
+    place: str,
+) -> list[_TableRow]:
+    name = observed.name
+    if flowing is not None:
+        outputs, inputs = flowing.outputs, flowing.inputs
+    rows = tables.argument_rows(name, "grad_outputs", trees.arguments(tuple(outputs), {}))
+    rows += tables.argument_rows(name, "grad_inputs", trees.arguments(tuple(inputs), {}))
+    if flowing is None:
+        rows = _as_on_device(rows, observed)
+    if comparison.gradients is not None:
+        rows += tables.argument_rows(name, f"grad_inputs({place})", trees.arguments(tuple(comparison.gradients), {}))
+    return rows
+
+
+_DEVICE, _POINTER = (tables.ARGUMENT_COLUMNS.index(column) for column in ("device", "data_ptr"))
+
+
+def _as_on_device(rows: list[_TableRow], observed: ObservedCall) -> list[_TableRow]:
+    """Copies are shown as what they are copies of; where that lay, nobody knows any more."""
+    if observed.device is None:
+        return rows
+    for index, row in enumerate(rows):
+        if row[_DEVICE]:
+            cells = list(row)
+            cells[_DEVICE], cells[_POINTER] = str(observed.device), ""
+            rows[index] = tuple(cells)
+    return rows
 
 
 def _table_row(row: Row) -> tuple[str, ...]:
@@ -96,17 +180,20 @@ def _table_row(row: Row) -> tuple[str, ...]:
     return (row.name, str(row.is_close), *(tables.number(value) for value in numbers), row.error_info)
 
 
-def heading(call: OpCall, comparison: Comparison) -> str:
+def _heading(call: OpCall, comparison: Comparison) -> str:
     """Above the tables of a call."""
     first, _, rest = tables.heading(call).partition("\n")
     casts = ", ".join(f"{source}: {target}" for source, target in comparison.casts.items())
     return f"{first}    cpu_dtype_cast_info(from:to): {{{casts}}}\n{rest}"
 
 
-def reasons(comparison: Comparison) -> str:
+def _reasons(comparison: Comparison) -> str:
     """A line for each value that is wrong."""
     wrong = [row for row in comparison.rows if row.is_wrong and row.verdict is not None]
     return "\n".join(f"wrong: {row.name}: {row.verdict.reason}" for row in wrong if row.verdict is not None)
+
+
+# ---- the whole run ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -126,6 +213,45 @@ class Finding:
     def __str__(self) -> str:
         place = f"{self.module}, {self.where}" if self.module else self.where
         return f"{self.name} {self.what}: {self.reason} ({place})"
+
+
+@dataclass
+class Outcome:
+    """What is left of a comparison when its tensors are gone."""
+
+    comparison: Comparison
+    text: str = ""
+    saved: list[str] = field(default_factory=list)
+
+
+class Report:
+    """Takes in what came out of the calls: counts it, writes it to the CSV, shows it. Any thread may."""
+
+    def __init__(self, csv: CsvFile) -> None:
+        self.summary = Summary()
+        self._csv = csv
+
+    def take(self, call: OpCall, outcome: Outcome) -> None:
+        """One call, or its gradients."""
+        comparison = outcome.comparison
+        self.summary.add(call, comparison)
+        rows = comparison.rows
+        if rows:
+            self._csv.add_lines(csv_lines(call, rows).encode(), len(rows))
+        if comparison.failure:
+            messages.complain_once(
+                "not compared", call.name, text=f"OpAutoCompare could not compare {call.name}: {comparison.failure}"
+            )
+        if outcome.text:
+            saved = "".join(f"{path} saved\n" for path in outcome.saved)
+            messages.say(outcome.text + saved)
+
+    def close(self, is_shown: bool) -> None:
+        self._csv.close()
+        if is_shown:
+            messages.say(self.summary.text())
+            if self._csv.written:
+                messages.say(f"{self._csv.path} saved")
 
 
 class Summary:
@@ -193,9 +319,9 @@ class Summary:
         for name, (reason, count) in sorted(self._failures.items()):
             lines.append(f"could not be compared: {name} ({count:,} calls): {reason}")
         if ranked:
-            lines.append(_ranking(ranked[:_MOST_ROWS]))
-            if len(ranked) > _MOST_ROWS:
-                lines.append(f"… and {len(ranked) - _MOST_ROWS} more places")
+            lines.append(_ranking(ranked[:_MAX_SUMMARY_ROWS]))
+            if len(ranked) > _MAX_SUMMARY_ROWS:
+                lines.append(f"… and {len(ranked) - _MAX_SUMMARY_ROWS} more places")
         return "\n".join(lines)
 
 

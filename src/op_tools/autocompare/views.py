@@ -5,7 +5,6 @@ No number needs to be read: it is enough that they look at it as the same call d
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -13,12 +12,13 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.arguments import Arguments
-from op_tools.autocompare.reference import rerun
+from op_tools.autocompare.reference import runs
+from op_tools.autocompare.reference.ways import Way
 from op_tools.values.tensors import addresses_of, tensors_in
 
-_MOST_KNOWN = 10_000
+_MAX_KNOWN_CALLS = 10_000
 _known: dict[Any, Any] = {}  # a call without its numbers: how its results look at memory; None where nobody knows
-_WITHOUT_MEMORY = rerun.Way("meta", {}, "meta")
+_WITHOUT_MEMORY = Way("meta", {}, "meta")
 
 _View = tuple[Any, ...]
 
@@ -72,19 +72,19 @@ def _remembered(key: Any, find: Callable[[], Any]) -> Any:
             found = find()
         except Exception:  # noqa: BLE001  no such call without memory: there are other ways to compare
             found = None
-        if len(_known) >= _MOST_KNOWN:
+        if len(_known) >= _MAX_KNOWN_CALLS:
             _known.clear()
         _known[key] = found
     return found
 
 
 def _views_of(function: Callable[..., Any], given: Arguments) -> list[_View]:
-    again = rerun.run(function, given.mapped(_without_memory), _WITHOUT_MEMORY)
+    again = runs.run(function, given.mapped(_without_memory), _WITHOUT_MEMORY)
     return [_view_of(tensor) for tensor in tensors_in((again.result,))]
 
 
 def _gradient_view(function: Callable[..., Any], given: Arguments, arrived: Tensor) -> _View | None:
-    again = rerun.run(function, given.mapped(_without_memory), _WITHOUT_MEMORY, graph=True)
+    again = runs.run(function, given.mapped(_without_memory), _WITHOUT_MEMORY, graph=True)
     arrived = _without_memory(arrived)
     (gradient,) = [one for one in again.gradients([arrived]) if one is not None]
     is_same_memory = gradient.untyped_storage()._cdata == arrived.untyped_storage()._cdata
@@ -119,17 +119,3 @@ _SIMPLE = frozenset((type(None), int, bool, str, torch.dtype, torch.device))
 
 def _view_of(tensor: Tensor) -> _View:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
-
-
-# ---- inputs of which nobody needs the numbers ------------------------------------------------------------------------
-
-
-def hollow(tensor: Tensor, device: torch.device | str = "cpu") -> Tensor:
-    """A tensor like this one that takes no memory: what a view's gradient needs to know of its input."""
-    return _hollow(tensor.shape, tensor.dtype, device, tensor.requires_grad)
-
-
-@functools.lru_cache(maxsize=1000)
-def _hollow(shape: torch.Size, dtype: torch.dtype, device: torch.device | str, requires_grad: bool) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():  # it is kept for calls in other modes
-        return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_(requires_grad)

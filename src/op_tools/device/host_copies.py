@@ -28,23 +28,28 @@ def host_copy(value: Any) -> Any:
 
     Tensors that overlap in memory do so in the copy, too.
     """
+    left = iter(copies_of([*trees.tensors(value)]))
+    return trees.map_tensors(lambda _: next(left), value)
+
+
+def copies_of(tensors: list[Tensor]) -> list[Tensor]:
+    """Of each of these tensors, one copy on the host; see `host_copy`."""
     copies: dict[int, Tensor] = {}
     plain: list[Tensor] = []
     with torch.no_grad():
-        for tensor in trees.tensors(value):
+        for tensor in tensors:
             if _is_plain(tensor):
                 plain.append(tensor)
             else:
                 copies[id(tensor)] = _unusual_copy(tensor)
-        waits: dict[torch.device, Marker] = {}  # for copies that are on their way
+        waits: dict[torch.device, Marker | None] = {}  # for copies that are on their way
         for stretch in _stretches(plain):
             device = stretch.source.device
-            marker = marker_of(device) if host_memory.can_pin_for(device) else None
-            pinned = marker is not None
+            if device not in waits:
+                waits[device] = marker_of(device) if host_memory.can_pin_for(device) else None
+            pinned = waits[device] is not None
             memory = torch.empty(stretch.length, dtype=stretch.source.dtype, device="cpu", pin_memory=pinned)
             memory.copy_(stretch.flat(), non_blocking=pinned)
-            if marker is not None:
-                waits[device] = marker
             for index, offset, stride in stretch.views:
                 tensor = plain[index]
                 # not a view: one that was made without gradients could not be changed in place with them
@@ -52,8 +57,9 @@ def host_copy(value: Any) -> Any:
                 copy.set_(memory.untyped_storage(), offset, tensor.shape, stride)
                 copies[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
         for marker in waits.values():
-            marker.wait(marker.set())
-    return trees.map_tensors(lambda tensor: copies[id(tensor)], value)
+            if marker is not None:
+                marker.wait(marker.set())
+    return [copies[id(tensor)] for tensor in tensors]
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -92,4 +92,4 @@ def test_lists_of_any_length_are_not_remembered():
     assert given.names("torch.take", "input")[-1] == "torch.take input[1000]"
     form = given._form
     assert form is not None
-    assert all(count <= arguments._MOST_NAMES for _, _, count in form._names)
+    assert all(count <= arguments._MAX_CACHED_NAMES for _, _, count in form._names)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.judging import attention
-from op_tools.autocompare.reference.rerun import Arguments
 
 SHAPE = (2, 3, 8, 4)
 MASK = torch.arange(64).view(8, 8) % 3 > 0

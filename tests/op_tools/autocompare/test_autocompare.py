@@ -22,14 +22,16 @@ from torch.utils.checkpoint import checkpoint
 import op_tools
 from ditorch.demo.gpt import GPT
 from ditorch.sim import faults
-from op_tools.autocompare import compare, lists, prefilter, report
-from op_tools.autocompare import tool as autocompare
-from op_tools.autocompare.examine import Examiner
-from op_tools.autocompare.judging.second_look import SecondLook
-from op_tools.autocompare.judging.tolerance import Tolerances
+from op_tools.autocompare import foreach_lists, on_host, prefilter, report, views
+from op_tools.autocompare.arguments import Arguments
+from op_tools.autocompare.examiner import Examiner
+from op_tools.autocompare.judging.comparer import Comparer
+from op_tools.autocompare.judging.limits import Tolerances
+from op_tools.autocompare.judging.sensitivity import Sensitivity
+from op_tools.autocompare.observed import ObservedCall
 from op_tools.autocompare.prefilter import fused, later, screen
-from op_tools.autocompare.reference.rerun import Arguments, Run, Way, run
-from op_tools.autocompare.seen import Seen
+from op_tools.autocompare.reference.runs import Run, run
+from op_tools.autocompare.reference.ways import Way
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.output import messages
 
@@ -41,6 +43,14 @@ def _who_looks(request, monkeypatch):
     """At results that the CPU is the reference for: on CUDA the device, elsewhere the host."""
     is_first = request.param != "the host looks"
     monkeypatch.setattr(screen, "is_quick", lambda tensors: is_first and any(not one.is_cpu for one in tensors))
+
+
+def compare_call(name, function, given, result, grad_outputs=None, grad_inputs=()):
+    """One call that was seen elsewhere, forward, and backward where there are gradients."""
+    comparer = Comparer(Tolerances(), lambda name: None)
+    call = ObservedCall(name, function, given, None, result, changed=True)
+    found = [comparer.forward(call)]
+    return found if grad_outputs is None else [*found, comparer.backward(call, grad_outputs, grad_inputs)]
 
 
 class Net(nn.Module):
@@ -311,11 +321,10 @@ def test_the_gradient_of_a_view_is_compared_without_a_copy(device, view, referen
 
 def test_a_views_gradient_must_look_at_the_right_places(device):
     given = Arguments((torch.randn(4, 4, device=device, requires_grad=True),), {})
-    seen = Seen("torch.Tensor.t", torch.Tensor.t, given, None, None)
     arrived = torch.randn(4, 4, device=device)
-    assert seen.hands_back_memory([arrived], [arrived.t()])
-    assert not seen.hands_back_memory([arrived], [arrived])
-    assert not seen.hands_back_memory([arrived], [arrived.t().clone()])
+    assert views.hands_back_memory(torch.Tensor.t, given, [arrived], [arrived.t()])
+    assert not views.hands_back_memory(torch.Tensor.t, given, [arrived], [arrived])
+    assert not views.hands_back_memory(torch.Tensor.t, given, [arrived], [arrived.t().clone()])
 
 
 def test_moves_between_host_and_device(device):
@@ -419,9 +428,9 @@ def test_without_room_for_an_allowance_there_is_a_full_look(device, monkeypatch)
         functional.cross_entropy(logits, target).backward()
         with torch.no_grad():
             logits.mul_(1)  # before that, what depends on it is decided
-        assert tool._later._lenient
+        assert tool._strategy._deferred._lenient
         with monkeypatch.context() as patch:
-            patch.setattr(SecondLook, "_sizes_in_gradient", full)
+            patch.setattr(Sensitivity, "_sizes_in_gradient", full)
             functional.cross_entropy(logits, target).backward()
     assert tool.summary.ranked() == []
     assert "could not be compared" not in tool.summary.text()
@@ -438,7 +447,7 @@ def test_leniency_excuses_no_fault(device):
         for _ in range(2):
             functional.scaled_dot_product_attention(*certain, is_causal=True).backward(arrived)
             arrived.mul_(1)  # before that, what depends on it is decided
-        assert "torch.nn.functional.scaled_dot_product_attention" in tool._later._lenient
+        assert "torch.nn.functional.scaled_dot_product_attention" in tool._strategy._deferred._lenient
         with faults.inject(f"{kernel}: scale=1.02, {ONLY_THE_PROGRAMS_CALL}"):
             functional.scaled_dot_product_attention(*usual).sum().backward()
     assert {one.name for one in tool.summary.ranked()} == {"torch.nn.functional.scaled_dot_product_attention"}
@@ -501,9 +510,9 @@ def test_tf32_is_right_where_it_is_allowed(allowed, factor, is_right):
     gradient = torch.randn(64, 32)
     result = factor * (cut_off(x) @ cut_off(weight).t())
     gradients = [factor * (cut_off(gradient) @ cut_off(weight)), factor * (cut_off(gradient).t() @ cut_off(x))]
-    seen = Seen("torch.nn.functional.linear", functional.linear, Arguments((x, weight), {}), None, result)
-    seen.is_fast = allowed
-    comparer = compare.Comparer(Tolerances(), lambda name: None)
+    seen = ObservedCall("torch.nn.functional.linear", functional.linear, Arguments((x, weight), {}), None, result)
+    seen.is_tf32 = allowed
+    comparer = Comparer(Tolerances(), lambda name: None)
     for comparison in (comparer.forward(seen), comparer.backward(seen, [gradient], gradients)):
         assert [row.is_wrong for row in comparison.rows] == [not is_right] * len(comparison.rows)
 
@@ -541,9 +550,7 @@ def test_a_wrong_dropout_is_found(device, fault):
 def test_a_wrong_rate_of_dropout_is_found():
     given = torch.randn(100, 100)
     result = torch.where(torch.rand(100, 100) < 0.5, 0.0, given / 0.7)
-    (found,) = compare.compare_call(
-        "torch.nn.functional.dropout", functional.dropout, Arguments((given, 0.3), {}), result
-    )
+    (found,) = compare_call("torch.nn.functional.dropout", functional.dropout, Arguments((given, 0.3), {}), result)
     assert found.is_wrong
     assert "are dropped where the rate is 0.3" in found.rows[0].verdict.reason
 
@@ -580,7 +587,7 @@ def test_random_numbers_are_never_blamed_for_being_random(device):
     ],
 )
 def test_wrong_random_numbers_are_found(name, args, numbers, reason):
-    (found,) = compare.compare_call(name, torch.rand, Arguments(args, {}), numbers)
+    (found,) = compare_call(name, torch.rand, Arguments(args, {}), numbers)
     assert found.is_wrong
     assert reason in found.rows[0].verdict.reason
 
@@ -616,16 +623,14 @@ def test_the_programs_random_numbers_stay_as_they_are(device):
     ],
 )
 def test_among_equals_any_position_is_right(function, args, got, is_right):
-    (found,) = compare.compare_call(f"torch.{function.__name__}", function, Arguments(args, {}), got)
+    (found,) = compare_call(f"torch.{function.__name__}", function, Arguments(args, {}), got)
     assert found.is_wrong is not is_right
 
 
 def test_a_jump_within_rounding_is_nobodys_fault():
     quotient = (torch.tensor([0.3, 5.0]), torch.tensor([0.1, 2.0]))
     for got, is_right in (([2.0, 2.0], True), ([3.0, 2.0], True), ([2.0, 1.0], False)):
-        (found,) = compare.compare_call(
-            "torch.floor_divide", torch.floor_divide, Arguments(quotient, {}), torch.tensor(got)
-        )
+        (found,) = compare_call("torch.floor_divide", torch.floor_divide, Arguments(quotient, {}), torch.tensor(got))
         assert found.is_wrong is not is_right
 
 
@@ -637,7 +642,7 @@ def test_gradients_at_ties_may_go_either_way():
         ([[1.0, 0.0, 1.0, 0.0]], True),
         ([[1.0, 0, 0, 1]], False),
     ):
-        _, found = compare.compare_call(
+        _, found = compare_call(
             "torch.nn.functional.max_pool1d",
             functional.max_pool1d,
             Arguments((x, 2), {}),
@@ -664,7 +669,7 @@ def test_gradients_among_many_equals_may_go_to_any_of_them(function, args, wrong
     (right,) = torch.autograd.grad(values, x, gradients)
     order = torch.tensor([0, 7, 6, 5, 4, 3, 2, 1, 8])  # the equal ones the other way round
     for gradient, is_right in ((right, True), (right[order], True), (torch.tensor(wrong), False)):
-        _, found = compare.compare_call(
+        _, found = compare_call(
             f"torch.{function.__name__}",
             function,
             Arguments((x, *args), {}),
@@ -679,7 +684,7 @@ def test_signs_of_vectors_are_free_but_not_their_nan():
     matrix = torch.randn(4, 4)
     values, vectors = torch.linalg.eigh(matrix + matrix.t())
     for got, is_right in ((-vectors, True), (vectors * math.nan, False)):
-        (found,) = compare.compare_call(
+        (found,) = compare_call(
             "torch.linalg.eigh", torch.linalg.eigh, Arguments((matrix + matrix.t(),), {}), (values, got)
         )
         assert found.is_wrong is not is_right
@@ -815,7 +820,7 @@ def test_a_full_disk_is_said_once(device, capfd, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("op_tools.autocompare.examine.store.save", full)
+    monkeypatch.setattr("op_tools.autocompare.examiner.store.save", full)
     x = torch.randn(8, 8, device=device)
     with faults.inject("aten.mm: scale=1.01"), op_tools.OpAutoCompare() as tool:
         for _ in range(3):
@@ -985,7 +990,7 @@ def test_a_dead_worker_is_reported(device, capfd):
     tool = op_tools.OpAutoCompare(verbose=0, worker=1)
     with tool:
         x @ x
-        (worker,) = tool._workers._workers
+        (worker,) = tool._strategy._workers._workers
         worker._process.kill()
         worker._process.wait()
         worker._thread.join()
@@ -1075,14 +1080,15 @@ def test_a_backward_pass_beside_a_forward_pass_does_not_wait_for_it(device, run_
         f"""
         import faulthandler, threading, torch, op_tools
         from ditorch import sim
-        from op_tools.autocompare.prefilter import glances, later
+        from op_tools.autocompare.prefilter import first_look, later
 
         if {device!r} == "sim":
             sim.start()
         faulthandler.dump_traceback_later(120, exit=True)
         later._MOST_CALLS = later._MOST_CALLS_ALONE = 2
-        decide = glances.Glances.decide
-        glances.Glances.decide = lambda self, verdicts: decide(self, verdicts) and False  # each is looked at in full
+        decide = first_look.Glances.decide
+        # each is looked at in full
+        first_look.Glances.decide = lambda self, verdicts: decide(self, verdicts) and False
         x = torch.randn(8, 8, device={device!r}, requires_grad=True)
 
         def loss():
@@ -1153,7 +1159,7 @@ def test_lists_that_are_changed_without_being_counted_are_seen_as_they_are(devic
     """As torch._foreach_lerp_ does on CUDA."""
     changed = [torch.zeros(4, device=device) for _ in range(12)]
     others = [torch.ones(4, device=device) for _ in range(12)]
-    together = lists.joined(Arguments((changed, others, 0.5), {}))
+    together = foreach_lists.joined(Arguments((changed, others, 0.5), {}))
     with torch.autograd._unsafe_preserve_version_counter(tuple(changed)):
         torch._foreach_lerp_(changed, others, 0.5)
     assert together.args[0][0].unique().tolist() == [0]
@@ -1255,9 +1261,7 @@ def test_without_room_on_the_device_the_host_looks(device, monkeypatch, when):
     def full(*arguments):
         raise screen.OUT_OF_MEMORY("no room")
 
-    place, name = {"before": (autocompare, "_clone"), "after": (autocompare, "_cloned"), "launch": (screen, "_found")}[
-        when
-    ]
+    place, name = {"before": (on_host, "clone"), "after": (on_host, "clones_of"), "launch": (screen, "_found")}[when]
     monkeypatch.setattr(place, name, full)
     tool = op_tools.OpAutoCompare()
     assert [one.name for one in found_by(tool, device, "aten.gelu: scale=1.01")] == ["torch.nn.functional.gelu"]
@@ -1306,13 +1310,11 @@ def test_one_call_from_elsewhere_can_be_compared():
     gradient = torch.randn(8, 4)
     grads = torch.autograd.grad(result, (x, weight), gradient)
     given = Arguments((x, weight), {})
-    forward, backward = compare.compare_call(
-        "torch.nn.functional.linear", functional.linear, given, result, [gradient], grads
-    )
+    forward, backward = compare_call("torch.nn.functional.linear", functional.linear, given, result, [gradient], grads)
     assert not forward.is_wrong
     assert not backward.is_wrong
     assert [row.name for row in backward.rows] == [f"torch.nn.functional.linear grad[{place}]" for place in (0, 1)]
-    _, backward = compare.compare_call(
+    _, backward = compare_call(
         "torch.nn.functional.linear", functional.linear, given, result, [gradient], [grads[0], 1.01 * grads[1]]
     )
     assert [row.is_wrong for row in backward.rows] == [False, True]

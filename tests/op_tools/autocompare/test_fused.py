@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from op_tools.autocompare.judging import verdict
-from op_tools.autocompare.judging.limits import precision_of
-from op_tools.autocompare.judging.tolerance import Tolerance
+from op_tools.autocompare.judging.limits import Tolerance, precision_of
 from op_tools.autocompare.prefilter import fused, screen
 from op_tools.autocompare.prefilter.screen import Look
 

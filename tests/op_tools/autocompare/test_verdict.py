@@ -8,17 +8,17 @@ import weakref
 import pytest
 import torch
 
-from op_tools.autocompare.judging import error_statistics, verdict
-from op_tools.autocompare.judging.limits import LOW_SUMS, precision_of
-from op_tools.autocompare.judging.tolerance import Tolerance
-from op_tools.autocompare.judging.verdict import judge, judge_exact, same_bits
-from op_tools.autocompare.parts import Gradient, Output
+from op_tools.autocompare.arguments import Arguments
+from op_tools.autocompare.judging import error_statistics, measures, sensitivity, verdict
+from op_tools.autocompare.judging.comparer import Comparer
+from op_tools.autocompare.judging.limits import LOW_SUMS, Tolerance, Tolerances, precision_of
+from op_tools.autocompare.judging.measures import same_bits
+from op_tools.autocompare.judging.verdict import judge, judge_exact
+from op_tools.autocompare.observed import ObservedCall, Part
 from op_tools.autocompare.prefilter.screen import Look, Screen
-from op_tools.autocompare.reference.pair import Pair
-from op_tools.autocompare.reference.rerun import HIGHER, Arguments
-from op_tools.autocompare.seen import Seen
 
 ANY = Tolerance(1e-3, 1e-3)
+COMPARER = Comparer(Tolerances(), lambda name: None)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -356,13 +356,12 @@ def test_measures():
 def test_measures_of_a_result_that_equals_the_cpus():
     expected = numbers(20, 30)
     got = expected.bfloat16()
-    found = verdict.measured(got, expected, got, precision_of(torch.bfloat16), ANY)
+    found = measures.measured(got, expected, got, precision_of(torch.bfloat16), ANY)
     full = verdict_on(got, expected, got).measures
-    assert found.right
     for name in ("allclose", "max_abs_diff", "max_relative_diff", "max_ulp"):
-        assert getattr(found.measures, name) == getattr(full, name)
-    assert found.measures.cosine == pytest.approx(full.cosine)
-    assert found.measures.mean_ulp == pytest.approx(full.mean_ulp)
+        assert getattr(found, name) == getattr(full, name)
+    assert found.cosine == pytest.approx(full.cosine)
+    assert found.mean_ulp == pytest.approx(full.mean_ulp)
 
 
 def test_a_difference_from_zero_is_infinitely_large_relatively():
@@ -374,18 +373,18 @@ def test_a_difference_from_zero_is_infinitely_large_relatively():
 def test_a_second_look_at_gradients_has_runs_of_its_own():
     """Those at the results were made before there were gradients."""
     x = torch.randn(20, requires_grad=True)
-    given = Arguments((x,), {})
-    pair = Pair(Seen("torch.sin", torch.sin, given, None, x.sin()), HIGHER, with_graph=True)
+    call = ObservedCall("torch.sin", torch.sin, Arguments((x,), {}), None, x.sin())
+    reference = COMPARER.reference(call, with_graph=True)
     precision = precision_of(torch.float32)
-    assert pair.second_look.sensitivity(Output(0), precision, 1) is not None
-    assert pair.run_backward([torch.ones(20)])
-    assert pair.second_look.sensitivity(Gradient(0), precision, 1) is not None
+    assert sensitivity.of(reference).sensitivity(Part("output", (0,)), precision, 1) is not None
+    assert reference.run_backward([torch.ones(20)])
+    assert sensitivity.of(reference).sensitivity(Part("gradient", (0,)), precision, 1) is not None
 
 
 def test_runs_are_let_go_at_once():
     x = torch.randn(20)
-    pair = Pair(Seen("torch.sin", torch.sin, Arguments((x,), {}), None, x.sin()), HIGHER)
-    pair.second_look.sensitivity(Output(0), precision_of(torch.float32), 1)
-    known = weakref.ref(pair)
-    del pair
+    reference = COMPARER.reference(ObservedCall("torch.sin", torch.sin, Arguments((x,), {}), None, x.sin()))
+    sensitivity.of(reference).sensitivity(Part("output", (0,)), precision_of(torch.float32), 1)
+    known = weakref.ref(reference)
+    del reference
     assert known() is None

@@ -11,19 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from op_tools.autocompare.judging.limits import Precision
-from op_tools.autocompare.judging.tolerance import Tolerance
-
-_BLOCK_ON_DEVICE = 2**24  # elements that are looked at together; a device is better asked seldom
-_FEWEST = 8  # values that a slope can be told from
-_LARGE = 8.0  # beside its error is a value from which a factor can be told
-_ENOUGH = 32  # a row or column of fewer elements says nothing of its own
-_EXPONENT = 0x7FF0000000000000  # of a float64
-
-
-def block_size(tensor: Tensor) -> int:
-    """Elements that are looked at together: what fits into the caches, and gives every thread something to do."""
-    return min(2**20, 2**15 * max(2, torch.get_num_threads())) if tensor.is_cpu else _BLOCK_ON_DEVICE
+from op_tools.autocompare.judging.limits import (
+    MIN_ROW_ELEMENTS,
+    MIN_VALUE_TO_ERROR,
+    MIN_VALUES_FOR_BIAS,
+    Precision,
+    Tolerance,
+)
+from op_tools.autocompare.judging.measures import as_real, block_size, dots, half_ulp, unravel
 
 
 class Found(NamedTuple):
@@ -49,15 +44,15 @@ class Found(NamedTuple):
     max_ulp: float
     excess: float  # over rtol
 
-    def bias(self, floor: float, count: float, distinct: float) -> tuple[float, float]:
+    def bias(self, precision: Precision, count: float, distinct: float) -> tuple[float, float]:
         """The slope of the errors over the values, and how large it may be."""
         # of few values, or of values no larger than their errors, there is none
-        if count < _FEWEST or self.weight < _LARGE**2 * count:
+        if count < MIN_VALUES_FOR_BIAS or self.weight < MIN_VALUE_TO_ERROR**2 * count:
             return 0.0, 1.0
         slope, usual = self.slope / self.weight, self.usual_slope / self.weight
         # that few errors happen to be alike says nothing: they vary as much as roundings do
         left_over = max(self.squares - slope * slope * self.weight, count / 3) / distinct
-        return slope, math.hypot(max(floor, 4 * abs(usual)), 6 * math.sqrt(left_over / self.weight))
+        return slope, precision.allowed_bias(usual, math.sqrt(left_over / self.weight))
 
 
 class Block:
@@ -87,8 +82,7 @@ class Block:
             self._set_nonfinite_aside(got, expected, same, precision)
             magnitude = None if magnitude is None else magnitude.nan_to_num(0.0, 0.0)
         self.magnitude = (self.expected.abs() if magnitude is None else magnitude).contiguous()
-        power_of_two = (self.magnitude.view(torch.int64) & _EXPONENT).view(torch.float64)
-        self.half_ulp = (power_of_two * (precision.eps / 2)).clamp_min_(precision.smallest)
+        self.half_ulp = half_ulp(self.magnitude, precision)
 
     def _set_nonfinite_aside(self, got: Tensor, expected: Tensor, same: Tensor | None, precision: Precision) -> None:
         beyond = expected.abs() > precision.largest
@@ -185,7 +179,7 @@ class Numbers:
                 largest = most if largest is None else torch.maximum(largest, most)
             if squares is not None:
                 by_row.append(squares.sum(1, keepdim=True))
-                if self._rows >= _ENOUGH:
+                if self._rows >= MIN_ROW_ELEMENTS:
                     columns = squares.sum(0, keepdim=True)
                     by_column = columns if by_column is None else by_column + columns
         assert values is not None
@@ -197,7 +191,7 @@ class Numbers:
             return floor, None, None
         sums = by_row[0] if len(by_row) == 1 else torch.cat(by_row)
         overall = sums.sum(0, keepdim=True) / count
-        typical = sums / self._columns if self._columns >= _ENOUGH else overall.expand(self._rows, 1)
+        typical = sums / self._columns if self._columns >= MIN_ROW_ELEMENTS else overall.expand(self._rows, 1)
         share = None if by_column is None else by_column / (self._rows * overall.clamp_min(1e-300))
         return floor, typical, share
 
@@ -287,10 +281,6 @@ def _sums(block: Block, scale: Tensor, scaled: Tensor) -> Tensor:
     return torch.stack([*dots(pairs), *others])
 
 
-def dots(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    return [torch.dot(left.reshape(-1), right.reshape(-1)) for left, right in pairs]
-
-
 def _maxima(block: Block, scaled: Tensor, tolerance: Tolerance) -> Tensor:
     """The second part of Found."""
     distance, magnitude = block.error.abs(), block.magnitude
@@ -305,34 +295,6 @@ def _farthest(values: Tensor) -> Tensor:
     return torch.maximum(-least, most)
 
 
-def or_infinite(value: float) -> float:
-    """A relative difference from zero."""
-    return value if value < 1e200 else math.inf
-
-
 def _alike(left: Tensor, right: Tensor) -> Tensor:
     """Both NaN, or infinite with the same sign; or equal."""
     return (left.isnan() & right.isnan()) | (left == right)
-
-
-def cosine(product: float, left: float, right: float) -> float:
-    if left == 0 and right == 0:
-        return 1.0
-    length = math.sqrt(left) * math.sqrt(right)
-    return product / length if length and math.isfinite(length) else math.nan if length else 0.0
-
-
-def ratio(left: float, right: float) -> float:
-    return math.sqrt(left / right) if right else (math.inf if left else 1.0)
-
-
-def as_real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def unravel(position: int, shape: torch.Size) -> tuple[int, ...]:
-    index = []
-    for size in reversed(shape):
-        position, rest = divmod(position, size)
-        index.append(rest)
-    return tuple(reversed(index))

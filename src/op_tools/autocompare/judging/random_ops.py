@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
 
+from op_tools.autocompare.judging import verdict
+from op_tools.autocompare.judging.limits import (
+    MIN_DRAWS_FOR_SPREAD,
+    RANDOM_SIGMAS,
+    SPREAD_MARGIN,
+    Tolerances,
+    precision_of,
+)
+from op_tools.autocompare.judging.measures import EQUAL
+from op_tools.autocompare.judging.verdict import Row, Verdict, error_info
+from op_tools.autocompare.observed import ObservedCall
 from op_tools.ops import traits
 from op_tools.ops.traits import Trait
-
-_SIGMAS = 7.0  # a healthy generator is this far off once in 10^11 draws
+from op_tools.values import trees
 
 
 class Draws(NamedTuple):
@@ -21,6 +33,17 @@ class Draws(NamedTuple):
     deviation: float
     low: float = -math.inf
     high: float = math.inf
+
+
+@functools.lru_cache(maxsize=10_000)
+def may_be_random(name: str) -> bool:
+    """Whether results of this op depend on random numbers, at least with some arguments."""
+    return traits.has(name, Trait.RANDOM) or traits.base_name(name) in _RANDOM_AT_TIMES
+
+
+_RANDOM_AT_TIMES = (
+    "scaled_dot_product_attention", "multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu",
+)  # fmt: skip
 
 
 def is_random(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -58,7 +81,57 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name
     return args[position] if len(args) > position else kwargs.get(name, default)
 
 
+def forward_rows(call: ObservedCall, tolerances: Tolerances) -> list[Row]:
+    """What can be said about the results of a random call; nothing where nobody knows what it should draw."""
+    result = next(trees.tensors(call.result), None)
+    if result is None:
+        return []
+    if traits.has(call.name, Trait.DROPOUT):
+        return [_dropout_row(call, result, tolerances)]
+    draws = draws_of(call.name, call.given.args, call.given.kwargs)
+    if draws is None:
+        return []
+    reason = draws_are_wrong(result, draws)
+    judged = Verdict(not reason, reason, EQUAL, math.inf if reason else 0.0)
+    return [Row(f"{call.name} output", judged, *tolerances.of(call.name, result))]
+
+
+def backward_rows(
+    call: ObservedCall,
+    grad_outputs: Sequence[Tensor | None],
+    grad_inputs: Sequence[Tensor | None],
+    tolerances: Tolerances,
+) -> list[Row]:
+    """The gradient of dropout must have gone through its mask; nothing for other random ops."""
+    result, arrived, got = next(trees.tensors(call.result), None), grad_outputs[0], grad_inputs[0]
+    if not traits.has(call.name, Trait.DROPOUT) or result is None or arrived is None or got is None:
+        return []
+    given, rate = call.given.tensors[0].detach(), drop_rate(call.given.args, call.given.kwargs)
+    # where the input was zero the mask cannot be seen: either gradient is right
+    mask = torch.where(given == 0, got != 0, mask_of(given, result))
+    return [_masked_row(call.given.gradient_names(call.name)[0], got, arrived, mask, rate, call.name, tolerances)]
+
+
 # ---- dropout ---------------------------------------------------------------------------------------------------------
+
+
+def _dropout_row(call: ObservedCall, result: Tensor, tolerances: Tolerances) -> Row:
+    given, rate = call.given.tensors[0].detach(), drop_rate(call.given.args, call.given.kwargs)
+    mask = mask_of(given, result)
+    row = _masked_row(f"{call.name} output", result, given, mask, rate, call.name, tolerances)
+    wrong_rate = rate_is_wrong(given, mask, rate, inner_dimensions(call.name, given))
+    if wrong_rate and row.verdict is not None and row.verdict.right:
+        row.verdict = row.verdict._replace(right=False, reason=wrong_rate, severity=math.inf)
+    return row
+
+
+def _masked_row(
+    name: str, got: Tensor, given: Tensor, mask: Tensor, rate: float, op: str, tolerances: Tolerances
+) -> Row:
+    got, tolerance = got.detach(), tolerances.of(op, got)
+    expected = dropped_out(given.double(), mask, rate)
+    judged = verdict.judge(got, expected, expected.to(got.dtype), precision_of(got.dtype), tolerance)
+    return Row(name, judged, *tolerance, error_info(got.dtype, expected.dtype))
 
 
 def mask_of(given: Tensor, result: Tensor) -> Tensor:
@@ -84,7 +157,7 @@ def rate_is_wrong(given: Tensor, mask: Tensor, rate: float, inner: int) -> str:
     if not drawn:
         return ""
     share = 1 - int(kept.sum()) / drawn
-    if abs(share - rate) <= _SIGMAS * math.sqrt(rate * (1 - rate) / drawn) + 1 / drawn:
+    if abs(share - rate) <= RANDOM_SIGMAS * math.sqrt(rate * (1 - rate) / drawn) + 1 / drawn:
         return ""
     return f"{share:.4f} of {drawn:,} are dropped where the rate is {rate:g}"
 
@@ -173,10 +246,10 @@ def draws_are_wrong(numbers: Tensor, draws: Draws) -> str:
     grain = float(torch.finfo(numbers.dtype).eps) if numbers.is_floating_point() else 0.0
     slack = grain * (abs(draws.mean) + draws.deviation)
     mean = float(values.mean())
-    if abs(mean - draws.mean) > _SIGMAS * draws.deviation / math.sqrt(count) + slack:
+    if abs(mean - draws.mean) > RANDOM_SIGMAS * draws.deviation / math.sqrt(count) + slack:
         return f"the mean of {count:,} random numbers is {mean:g}, it should be about {draws.mean:g}"
     deviation = float(values.std()) if count > 1 else draws.deviation
-    # the fourth moment of an exponential distribution is the largest among these
-    if abs(deviation - draws.deviation) > _SIGMAS * 1.5 * draws.deviation / math.sqrt(count) + slack and count >= 100:
+    allowed = RANDOM_SIGMAS * SPREAD_MARGIN * draws.deviation / math.sqrt(count) + slack
+    if abs(deviation - draws.deviation) > allowed and count >= MIN_DRAWS_FOR_SPREAD:
         return f"the spread of {count:,} random numbers is {deviation:g}, it should be about {draws.deviation:g}"
     return ""

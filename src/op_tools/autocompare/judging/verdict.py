@@ -14,7 +14,7 @@ every element's error is divided by a scale of its own, the largest of
 - where a first look finds something: how far the expected value moves when the inputs are moved by a rounding error
   (`sensitivity`). It is large at cancellations, at jumps and at ties, where no device can be held to more.
 
-Four statistics of the scaled errors decide, each against a limit per precision (LIMITS):
+Four statistics of the scaled errors decide, each against a limit per precision (limits.py):
 
 - peak: the largest. Finds one wrong element, a stale tail, a wrong index.
 - bulk: the root of their mean square, also against that of `same`. Finds noise, low precision inside, wrong algorithms.
@@ -29,34 +29,28 @@ typical element). An error of the reference itself is taken for one of the devic
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from op_tools.autocompare.judging import error_statistics
 from op_tools.autocompare.judging.error_statistics import Found
-from op_tools.autocompare.judging.limits import Precision
-from op_tools.autocompare.judging.tolerance import Tolerance
-
-
-class Measures(NamedTuple):
-    """How far a result lies from what is expected."""
-
-    allclose: bool
-    max_abs_diff: float
-    max_relative_diff: float
-    cosine: float
-    max_ulp: float = 0.0
-    mean_ulp: float = 0.0
-    rmse_ratio: float = 0.0  # of the device's errors to those of the CPU in the same dtype; NaN where these are unknown
-    bad_share: float = 0.0
-    first_bad: tuple[int, ...] | None = None
-    nonfinite: int = 0  # elements that are NaN or Inf on one side only
-
-
-EQUAL = Measures(True, 0.0, 0.0, 1.0)
+from op_tools.autocompare.judging.limits import Precision, Tolerance
+from op_tools.autocompare.judging.measures import (
+    EQUAL,
+    Measures,
+    as_real,
+    block_size,
+    cosine,
+    differing,
+    or_infinite,
+    ratio,
+    unravel,
+)
 
 
 class Verdict(NamedTuple):
@@ -69,6 +63,32 @@ class Verdict(NamedTuple):
 
 
 RIGHT = Verdict(True, "", EQUAL)
+
+
+@dataclass
+class Row:
+    """One value compared: a row of the tables. `verdict` is None where it was not compared: `reason` says why."""
+
+    name: str
+    verdict: Verdict | None
+    atol: float = 0.0
+    rtol: float = 0.0
+    error_info: str = ""
+    reason: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.verdict is not None and not self.verdict.right
+
+    @property
+    def is_close(self) -> bool:
+        return self.verdict is None or self.verdict.measures.allclose
+
+
+@functools.lru_cache(maxsize=1000)
+def error_info(got: torch.dtype, expected: torch.dtype) -> str:
+    """What the contract's column of that name says."""
+    return "" if got is expected else f"Inconsistent dtypes: {got} {expected}"
 
 
 def judge(
@@ -114,10 +134,9 @@ def _weighed(
 ) -> tuple[float, float, float, float, float, float]:
     """The statistics that decide, beside what each may be: bulk, usual and allowed; bias, allowed; and the severity."""
     limits, count = precision.limits, max(found.nonzero, 1.0)
-    few = 1 + 3 / math.sqrt(count)  # the mean of a few squares is often far from typical
     bulk, usual = math.sqrt(found.squares / count), math.sqrt(found.usual_squares / count)
-    allowed_bulk = few * max(limits.bulk, limits.ratio * usual)
-    bias, allowed_bias = found.bias(precision.eps * limits.bias, count, count * distinct)
+    allowed_bulk = precision.allowed_bulk(usual, count)
+    bias, allowed_bias = found.bias(precision, count, count * distinct)
     severity = max(found.peak / limits.peak, bulk / allowed_bulk, abs(bias) / allowed_bias)
     return bulk, usual, allowed_bulk, bias, allowed_bias, severity
 
@@ -126,11 +145,11 @@ def _measures_of(found: Found, tolerance: Tolerance, elements: int, has_same: bo
     return Measures(
         allclose=found.excess <= tolerance.atol and not found.nonfinite,
         max_abs_diff=math.inf if found.nonfinite else found.max_abs,
-        max_relative_diff=math.inf if found.nonfinite else error_statistics.or_infinite(found.max_relative),
-        cosine=error_statistics.cosine(found.product, found.got_squares, found.expected_squares),
+        max_relative_diff=math.inf if found.nonfinite else or_infinite(found.max_relative),
+        cosine=cosine(found.product, found.got_squares, found.expected_squares),
         max_ulp=found.max_ulp,
         mean_ulp=found.ulps / elements,
-        rmse_ratio=error_statistics.ratio(found.errors, found.usual_errors) if has_same else math.nan,
+        rmse_ratio=ratio(found.errors, found.usual_errors) if has_same else math.nan,
         nonfinite=int(found.nonfinite),
     )
 
@@ -168,7 +187,7 @@ def is_as_good(got: Tensor, same: Tensor, precision: Precision) -> bool:
     if got.dtype is not same.dtype or precision.eps > 1e-6:
         got, same = got.float(), same.float()
     sums = [0.0] * 4
-    peak, size = 0.0, 4 * error_statistics.block_size(got)
+    peak, size = 0.0, 4 * block_size(got)
     for start in range(0, count, size):
         mine, theirs = got[start : start + size], same[start : start + size]
         distance = mine - theirs
@@ -189,45 +208,6 @@ def is_as_good(got: Tensor, same: Tensor, precision: Precision) -> bool:
     )
 
 
-def measured(got: Tensor, expected: Tensor, same: Tensor, precision: Precision, tolerance: Tolerance) -> Verdict:
-    """For a result that is as good as that of the CPU in the same dtype: right, and only to be measured."""
-    if got.numel() == 0 or got.is_complex():
-        return judge(got, expected, same, precision, tolerance)._replace(right=True, reason="")
-    parts = [part.detach().reshape(-1) for part in (got, expected, same)]
-    sums, maxima, size = [0.0] * 6, [0.0] * 4, error_statistics.block_size(got)
-    for start in range(0, got.numel(), size):
-        mine, right, theirs = (part[start : start + size] for part in parts)
-        found = _measures(mine, right, theirs, precision, tolerance).tolist()
-        sums = [one + other for one, other in zip(sums, found[:6])]
-        maxima = [max(one, other) for one, other in zip(maxima, found[6:])]
-    if not math.isfinite(sum(sums) + sum(maxima)):
-        return judge(parts[0], parts[1], parts[2], precision, tolerance)._replace(right=True, reason="")
-    ulps, got_squares, product, expected_squares, errors, usual = sums
-    max_abs, max_relative, max_ulp, excess = maxima
-    measures = Measures(
-        allclose=excess <= tolerance.atol,
-        max_abs_diff=max_abs,
-        max_relative_diff=error_statistics.or_infinite(max_relative),
-        cosine=error_statistics.cosine(product, got_squares, expected_squares),
-        max_ulp=max_ulp,
-        mean_ulp=ulps / got.numel(),
-        rmse_ratio=error_statistics.ratio(errors, usual),
-    )
-    return Verdict(True, "", measures)
-
-
-def _measures(got: Tensor, expected: Tensor, same: Tensor, precision: Precision, tolerance: Tolerance) -> Tensor:
-    block = error_statistics.Block(got, expected, None, None, precision)
-    usual = block.error if same is got else same.double() - block.expected
-    distance = block.error.abs()
-    ulps = distance / block.half_ulp
-    pairs = [(block.got, block.got), (block.got, block.expected), (block.expected, block.expected)]
-    sums = [ulps.sum() / 2, *error_statistics.dots([*pairs, (block.error, block.error), (usual, usual)])]
-    relative = distance / block.magnitude.clamp_min(1e-300)
-    excess = torch.sub(distance, block.magnitude, alpha=tolerance.rtol).max()
-    return torch.stack([*sums, distance.max(), relative.max(), ulps.max() / 2, excess])
-
-
 def judge_exact(got: Tensor, expected: Tensor, excused: Tensor | None = None) -> Verdict:
     """A result that has no rounding errors: whole numbers, truth values, moved data. NaN equals NaN."""
     if got.shape != expected.shape:
@@ -237,18 +217,16 @@ def judge_exact(got: Tensor, expected: Tensor, excused: Tensor | None = None) ->
         differs &= ~excused
     if not bool(differs.any()):
         return RIGHT
-    first = error_statistics.unravel(int(differs.flatten().to(torch.uint8).argmax()), got.shape)
+    first = unravel(int(differs.flatten().to(torch.uint8).argmax()), got.shape)
     share = float(differs.double().mean())
-    left, right = error_statistics.as_real(got).double(), error_statistics.as_real(expected).double()
+    left, right = as_real(got).double(), as_real(expected).double()
     distance = torch.nan_to_num((left - right).abs(), nan=math.inf, posinf=math.inf)
     relative = distance / right.abs()
     measures = Measures(
         allclose=False,
         max_abs_diff=float(distance.max()),
         max_relative_diff=float(torch.nan_to_num(relative, nan=0.0, posinf=math.inf).max()),
-        cosine=error_statistics.cosine(
-            float((left * right).sum()), float(left.square().sum()), float(right.square().sum())
-        ),
+        cosine=cosine(float((left * right).sum()), float(left.square().sum()), float(right.square().sum())),
         bad_share=share,
         first_bad=first,
         nonfinite=int((left.isfinite() != right.isfinite()).sum()) if got.is_floating_point() else 0,
@@ -257,30 +235,22 @@ def judge_exact(got: Tensor, expected: Tensor, excused: Tensor | None = None) ->
     return Verdict(False, reason, measures, math.inf if measures.nonfinite else 1e6 * share + 1)
 
 
-def differing(got: Tensor, expected: Tensor) -> Tensor:
-    """Where two tensors of the same shape differ. NaN equals NaN."""
-    differs = got != expected.to(got.dtype)
-    if got.is_floating_point() or got.is_complex():
-        differs &= ~(got.isnan() & expected.isnan())
-    return differs
+def judge_plain(got: Any, expected: Any, same: Any, tolerance: Tolerance) -> Verdict:
+    """Python's numbers, and whatever else is no tensor."""
+    numbers = isinstance(got, (int, float, complex)) and isinstance(expected, (int, float, complex))
+    if not numbers or got in (expected, same) or (got != got and expected != expected):
+        return RIGHT
+    distance = abs(got - expected)
+    close = distance <= tolerance.atol + tolerance.rtol * abs(expected)
+    relative = distance / abs(expected) if expected else math.inf
+    measures = Measures(close, distance, relative, 1.0 if close else math.nan)
+    return Verdict(close, "" if close else f"{got} instead of {expected}", measures, 0.0 if close else math.inf)
 
 
 def wrong_shape(got: Tensor, expected: Tensor) -> Verdict:
     """The shapes differ."""
     reason = f"its shape is {tuple(got.shape)}, it should be {tuple(expected.shape)}"
     return Verdict(False, reason, Measures(False, math.inf, math.inf, 0.0, bad_share=1.0), math.inf)
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    """True where two tensors of one dtype hold exactly the same: also the same NaN, and zeros of the same sign."""
-    if left.shape != right.shape or left.dtype is not right.dtype:
-        return False
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(left.element_size())
-    if left.is_complex():
-        left, right, whole = error_statistics.as_real(left), error_statistics.as_real(right), None
-    if whole is None or left.layout != torch.strided:
-        return torch.equal(left, right)
-    return torch.equal(left.view(whole), right.view(whole))
 
 
 def _place(got: Tensor, expected: Tensor, index: tuple[int, ...] | None) -> str:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.judging import error_statistics, verdict
-from op_tools.autocompare.judging.limits import Precision, precision_of
-from op_tools.autocompare.judging.tolerance import Tolerance
+from op_tools.autocompare.judging.limits import Precision, Tolerance, precision_of
 from op_tools.output import messages
 from op_tools.values.tensors import with_memory
 

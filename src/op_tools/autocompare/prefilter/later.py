@@ -17,15 +17,16 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools.autocompare.compare import Comparer, Comparison
-from op_tools.autocompare.examine import Examiner, Outcome
+from op_tools.autocompare.examiner import Examiner
+from op_tools.autocompare.judging.comparer import Comparer, Comparison
 from op_tools.autocompare.judging.verdict import Verdict
+from op_tools.autocompare.observed import CannotCompare, ObservedCall
+from op_tools.autocompare.pending import free_memory
 from op_tools.autocompare.prefilter import fused
-from op_tools.autocompare.prefilter.glances import Glancer, Glances
+from op_tools.autocompare.prefilter.first_look import FirstLook, Glances
 from op_tools.autocompare.prefilter.screen import OnlyInFull, Screen
-from op_tools.autocompare.reference.pair import CannotCompare, Pair
-from op_tools.autocompare.seen import Seen
-from op_tools.autocompare.waiting import free_memory
+from op_tools.autocompare.reference.runs import Reference
+from op_tools.autocompare.report import Outcome
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.device import host_copies
@@ -96,7 +97,7 @@ class Later:
 
     def __init__(self, comparer: Comparer, examiner: Examiner, deliver: Deliver) -> None:
         self._comparer = comparer
-        self._glancer = Glancer(comparer.tolerances)
+        self._first_look = FirstLook(comparer.tolerances)
         self._examiner = examiner
         self._deliver = deliver
         self._lenient: set[str] = set()  # ops of which a full look has cleared what a first one had not
@@ -105,9 +106,9 @@ class Later:
         self._unread: deque[_Window] = deque()
         self._most_bytes: dict[torch.device, float] = {}
 
-    def forward(self, call: OpCall, seen: Seen, graph: bool) -> Pair | None:
+    def forward(self, call: OpCall, seen: ObservedCall, graph: bool) -> Reference | None:
         """Inputs and outputs of a call. With a `graph`, its run is returned, for the gradients that will come."""
-        pair, glances = self._glanced_at(seen, graph)
+        reference, glances = self._looked_at(seen, graph)
         again = partial(self._examined, call, seen)
         if glances is None:
             self._deliver(call, again())
@@ -115,19 +116,21 @@ class Later:
         # one that worked in place was given copies: what it has changed is among those that it kept
         tensors = [*(seen.given if seen.kept is None else seen.kept).tensors, *tensors_in((seen.result,))]
         self._add(_Record(call, glances, again, tensors))
-        return pair if graph else None
+        return reference if graph else None
 
-    def _glanced_at(self, seen: Seen, graph: bool) -> tuple[Pair | None, Glances | None]:
+    def _looked_at(self, seen: ObservedCall, graph: bool) -> tuple[Reference | None, Glances | None]:
         try:
-            pair = self._comparer.pair_to_glance_at(seen, graph)
-            leniently = seen.name in self._lenient
-            return pair, None if pair is None else self._glancer.forward(seen, pair, leniently)
+            reference = self._comparer.reference_for_first_look(seen, graph)
+            if reference is None:
+                return None, None
+            values = seen.values(reference, joins_unchanged=True)
+            return reference, self._first_look.at(values, reference, seen.name in self._lenient)
         except (CannotCompare, OnlyInFull):  # a full examination says why
             return None, None
 
-    def lists(self, call: OpCall, flat: Seen) -> None:
+    def lists(self, call: OpCall, flat: ObservedCall) -> None:
         """A call that has worked on lists of tensors: each list is looked at as one tensor."""
-        _, glances = self._glanced_at(flat, False)
+        _, glances = self._looked_at(flat, False)
         call = call.without_tensors()
         again = partial(self._examined_lists, call, flat)
         if glances is None:
@@ -138,8 +141,8 @@ class Later:
     def backward(
         self,
         call: OpCall,
-        seen: Seen,
-        pair: Pair | None,
+        seen: ObservedCall,
+        reference: Reference | None,
         grad_outputs: Sequence[Tensor | None],
         grad_inputs: Sequence[Tensor | None],
     ) -> None:
@@ -147,9 +150,11 @@ class Later:
         glances = None
         arrived = grad_outputs if self._comparer.on_device else host_copies.host_copy(grad_outputs)
         try:
-            pair = self._comparer.pair_to_glance_at(seen, True) if pair is None else pair
-            if pair is not None and pair.run_backward(arrived):
-                glances = self._glancer.backward(seen, pair, grad_inputs, seen.name in self._lenient)
+            if reference is None:
+                reference = self._comparer.reference_for_first_look(seen, True)
+            if reference is not None and reference.run_backward(arrived):
+                values = seen.gradient_values(reference, grad_inputs)
+                glances = self._first_look.at(values, reference, seen.name in self._lenient)
         except (CannotCompare, OnlyInFull):
             pass  # as above
         again = partial(self._examined_gradients, call, seen, grad_outputs, grad_inputs)
@@ -161,16 +166,16 @@ class Later:
 
     # ---- in full -----------------------------------------------------------------------------------------------------
 
-    def _examined(self, call: OpCall, seen: Seen) -> Outcome:
+    def _examined(self, call: OpCall, seen: ObservedCall) -> Outcome:
         return self._examiner.forward(call, seen if self._comparer.on_device else seen.on_host())
 
-    def _examined_lists(self, call: OpCall, flat: Seen) -> Outcome:
+    def _examined_lists(self, call: OpCall, flat: ObservedCall) -> Outcome:
         return self._examiner.forward(call, (flat if self._comparer.on_device else flat.on_host()).whole())
 
     def _examined_gradients(
         self,
         call: OpCall,
-        seen: Seen,
+        seen: ObservedCall,
         grad_outputs: Sequence[Tensor | None],
         grad_inputs: Sequence[Tensor | None],
     ) -> Outcome:

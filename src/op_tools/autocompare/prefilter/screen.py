@@ -17,8 +17,8 @@ from torch import Tensor
 from op_tools.autocompare import places
 from op_tools.autocompare.judging import verdict
 from op_tools.autocompare.judging.error_statistics import Found
-from op_tools.autocompare.judging.limits import Precision
-from op_tools.autocompare.judging.tolerance import Tolerance
+from op_tools.autocompare.judging.limits import Precision, Tolerance
+from op_tools.autocompare.judging.measures import differing
 from op_tools.autocompare.judging.verdict import Verdict
 from op_tools.autocompare.prefilter import fused
 from op_tools.device.events import marker_of
@@ -141,5 +141,5 @@ def _alone(look: Look) -> Tensor:
         return verdict.first_look(got, look.expected, look.precision, look.tolerance, look.allowance)
     numbers = torch.zeros(_COUNT, dtype=torch.float64, device=got.device)
     if look.elements:
-        numbers[_NONFINITE] = verdict.differing(got, look.expected).sum()
+        numbers[_NONFINITE] = differing(got, look.expected).sum()
     return numbers

@@ -15,13 +15,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Literal
 
 from op_tools.autocompare import places
 from op_tools.autocompare.arguments import Arguments
-from op_tools.autocompare.examine import Outcome
-from op_tools.autocompare.reference.rerun import on_cpu
-from op_tools.autocompare.seen import Seen
+from op_tools.autocompare.observed import ObservedCall
+from op_tools.autocompare.reference.runs import on_cpu
+from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.workers import transfer
 from op_tools.core.call import OpCall
 from op_tools.errors import UnknownOpError
@@ -29,7 +29,7 @@ from op_tools.ops.lookup import torch_op
 from op_tools.output import messages
 
 
-class Kept:
+class KeptByWorker:
     """A call that waits in a worker process for its gradients."""
 
     __slots__ = ("_key", "_size", "_worker", "_workers")
@@ -68,7 +68,7 @@ class Workers:
         self._next = 0
         self._workers = [_Worker(self, verbose, out, count) for _ in range(count)]
 
-    def forward(self, call: OpCall, seen: Seen, keep: bool) -> Kept | bool | None:
+    def forward(self, call: OpCall, seen: ObservedCall, keep: bool) -> KeptByWorker | Literal[False] | None:
         """Hands a call over. False where no process can take it: it must be compared here."""
         if not _is_known(seen):
             return False
@@ -79,7 +79,8 @@ class Workers:
         size = seen.bytes()
         keep = keep and self._may_keep(size)
         parts = (_both(seen.given), _both(seen.kept), seen.result)
-        facts = (seen.name, *seen.facts())
+        *known, device = seen.facts()
+        facts = (seen.name, *known, None if device is None else str(device))  # nobody knows the device over there
         sent = worker.send("forward", call, facts, parts, keep)
         if not sent:
             return False
@@ -87,7 +88,7 @@ class Workers:
             return None
         with self._changed:
             self._kept += size
-        return Kept(self, worker, call.id, size)
+        return KeptByWorker(self, worker, call.id, size)
 
     def backward(self, worker: _Worker, key: int, size: int, call: OpCall, gradients: Any) -> None:
         worker.send("backward", call, key, gradients, False)
@@ -248,7 +249,7 @@ def _both(arguments: Arguments | None) -> Any:
     return moved.args, moved.kwargs
 
 
-def _is_known(seen: Seen) -> bool:
+def _is_known(seen: ObservedCall) -> bool:
     """True where the other process finds the same function by its name."""
     try:
         return bool(torch_op(seen.name) == seen.function)

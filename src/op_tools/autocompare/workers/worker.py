@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from op_tools.autocompare.arguments import Arguments
-from op_tools.autocompare.compare import Comparer, Comparison
-from op_tools.autocompare.examine import Examiner, Outcome
-from op_tools.autocompare.judging.tolerance import Tolerances
-from op_tools.autocompare.reference.rerun import silence
-from op_tools.autocompare.seen import Seen
+from op_tools.autocompare.examiner import Examiner
+from op_tools.autocompare.judging.comparer import Comparer, Comparison
+from op_tools.autocompare.judging.limits import Tolerances
+from op_tools.autocompare.observed import ObservedCall
+from op_tools.autocompare.reference.runs import silence
+from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.workers import transfer
 from op_tools.core.call import OpCall
 from op_tools.core.where import RecordedWhere
@@ -35,7 +36,7 @@ def main() -> None:
     torch.set_num_threads(threads)
     silence()
     examiner = Examiner(Comparer(Tolerances(), read_cast_tables().cast_table), verbose, out)
-    kept: dict[int, Seen] = {}
+    kept: dict[int, ObservedCall] = {}
     jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
     # a pipe holds little: what waits is kept here, so that training does not wait for us
     threading.Thread(target=_read_into, args=(jobs,), daemon=True).start()
@@ -59,7 +60,7 @@ def _read_into(jobs: queue.SimpleQueue[Any]) -> None:
             return
 
 
-def _done(job: Any, examiner: Examiner, kept: dict[int, Seen]) -> tuple[int, Outcome | None]:
+def _done(job: Any, examiner: Examiner, kept: dict[int, ObservedCall]) -> tuple[int, Outcome | None]:
     kind, number, place, facts, packed, path, size, keep = job
     values = transfer.unpack(packed, path, size)
     if kind == "forget":
@@ -81,8 +82,8 @@ def _call(place: tuple[str, int, int, str, str]) -> OpCall:
     return call
 
 
-def _seen(facts: tuple[Any, ...], values: tuple[Any, ...]) -> Seen:
+def _seen(facts: tuple[Any, ...], values: tuple[Any, ...]) -> ObservedCall:
     name, *others = facts
     before, after, result = values
     kept = None if after is None else Arguments(*after)
-    return Seen(name, torch_op(name), Arguments(*before), kept, result, *others)
+    return ObservedCall(name, torch_op(name), Arguments(*before), kept, result, *others)

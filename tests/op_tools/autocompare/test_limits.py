@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from op_tools.autocompare.judging.tolerance import Tolerances
+from op_tools.autocompare.judging.limits import Tolerances
 from op_tools.errors import SettingError
 
 LINEAR = "torch.nn.functional.linear"

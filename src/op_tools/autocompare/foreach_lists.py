@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.arguments import Arguments, is_long_list
-from op_tools.device import host_copies
 from op_tools.values.tensors import device_of, layout_of
 
 
@@ -31,8 +30,8 @@ class Joined(Arguments):
         return [f"{role}{label}" for label in self._labels]
 
     def copied(self) -> Joined:
-        args, kwargs = host_copies.host_copy((self.args, self.kwargs))
-        return Joined(args, kwargs, self._lists, self._labels)
+        copy = super().copied()
+        return Joined(copy.args, copy.kwargs, self._lists, self._labels)
 
     def now(self) -> Joined:
         """The same lists as they are now. Their versions do not tell: on CUDA, torch._foreach_lerp_ counts nothing."""
