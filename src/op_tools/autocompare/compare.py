@@ -27,9 +27,9 @@ from op_tools.autocompare.reference.rerun import Run
 from op_tools.autocompare.row import Row, error_info, judge_plain, output_names, range_of
 from op_tools.autocompare.seen import Seen
 from op_tools.device import host_copies
-from op_tools.ops import traits
+from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import read_cast_tables
-from op_tools.ops.traits import Trait
+from op_tools.ops.catalogue import Trait
 from op_tools.values import trees
 
 
@@ -70,7 +70,7 @@ class Comparer:
 
     def forward(self, seen: Seen, with_graph: bool = False) -> Comparison:
         """Inputs, which the call may have damaged, and outputs. With a graph, the runs are kept for `backward`."""
-        if Trait.EMPTY in (traits.of(seen.name) or Trait.SUMS):
+        if Trait.EMPTY in (catalogue.of(seen.name) or Trait.SUMS):
             return Comparison(skipped="uninitialised memory")
         if random_ops.is_random(seen.name, seen.given.args, seen.given.kwargs):
             return self._random_forward(seen)
@@ -147,7 +147,7 @@ class Comparer:
 
     def pair_to_glance_at(self, seen: Seen, with_graph: bool) -> Pair | None:
         """The runs for a first look; None where only a full comparison will do."""
-        if traits.of(seen.name) is None or traits.has(seen.name, Trait.EMPTY):
+        if catalogue.of(seen.name) is None or catalogue.has(seen.name, Trait.EMPTY):
             return None
         if seen.is_tf32() or random_ops.is_random(seen.name, seen.given.args, seen.given.kwargs):
             return None
@@ -242,7 +242,7 @@ class Comparer:
         result = next(trees.tensors(seen.result), None)
         if result is None:
             return Comparison(skipped="random")
-        if Trait.DROPOUT in (traits.of(seen.name) or Trait.SUMS):
+        if Trait.DROPOUT in (catalogue.of(seen.name) or Trait.SUMS):
             return self._dropout_forward(seen, result)
         draws = random_ops.draws_of(seen.name, seen.given.args, seen.given.kwargs)
         if draws is None:
@@ -264,7 +264,7 @@ class Comparer:
         self, seen: Seen, grad_outputs: Sequence[Tensor | None], grad_inputs: Sequence[Tensor | None]
     ) -> Comparison:
         result, arrived, got = next(trees.tensors(seen.result), None), grad_outputs[0], grad_inputs[0]
-        is_dropout = Trait.DROPOUT in (traits.of(seen.name) or Trait.SUMS)
+        is_dropout = Trait.DROPOUT in (catalogue.of(seen.name) or Trait.SUMS)
         if not is_dropout or result is None or arrived is None or got is None:
             return Comparison(skipped="random")
         given, rate = seen.given.tensors[0].detach(), random_ops.drop_rate(seen.given.args, seen.given.kwargs)

@@ -11,8 +11,9 @@ from torch import Tensor
 from op_tools.autocompare import lists, places, views
 from op_tools.autocompare.arguments import Arguments
 from op_tools.device import host_copies
-from op_tools.ops import traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
 from op_tools.values import trees
 from op_tools.values.tensors import tensors_in
 
@@ -55,7 +56,7 @@ class Seen:
 
     def depends_on_layout(self) -> bool:
         """True where a copy of the arguments that lies differently in memory means something else."""
-        return traits.base_name(self.name) == "as_strided"
+        return normalized(self.name).base == "as_strided"
 
     def on_host(self) -> Seen:
         """The same call with its tensors copied to the host."""
@@ -114,7 +115,7 @@ class Seen:
 
     def for_backward(self) -> Seen:
         """What must be kept of a call until its gradients come."""
-        keeps_mask = traits.has(self.name, Trait.DROPOUT)
+        keeps_mask = catalogue.has(self.name, Trait.DROPOUT)
         result = self.result
         if keeps_mask:
             result = host_copies.host_copy(result) if self.is_elsewhere() else result
@@ -137,4 +138,4 @@ class Seen:
 
     def is_tf32(self) -> bool:
         """True where the device may have cut float32 down to tf32."""
-        return self.is_fast and traits.has(self.name, traits.ON_MATRIX_UNITS)
+        return self.is_fast and catalogue.has(self.name, catalogue.ON_MATRIX_UNITS)

@@ -33,9 +33,9 @@ from op_tools.core.gradients import Gradients
 from op_tools.core.tool import Tool
 from op_tools.device import host_copies
 from op_tools.errors import DifferenceFound, SettingError
-from op_tools.ops import traits
+from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import read_cast_tables
-from op_tools.ops.traits import Trait
+from op_tools.ops.catalogue import Trait
 from op_tools.output import messages, paths
 from op_tools.output.csv_files import CsvFile
 from op_tools.values.tensors import requires_grad, tensors_in
@@ -163,7 +163,7 @@ class OpAutoCompare(Tool):
         if self._once and self._is_known(call):
             return None
         name = call.name
-        if traits.has(name, Trait.EMPTY):
+        if catalogue.has(name, Trait.EMPTY):
             return None
         state = Underway(call)
         if self._on_device:
@@ -171,7 +171,7 @@ class OpAutoCompare(Tool):
                 if self._later is not None:
                     self._later.will_change(state.live.tensors)
                 state.given = (state.joined() if self._later is not None else None) or state.live.mapped(_clone)
-        elif not traits.has(name, Trait.VIEW):
+        elif not catalogue.has(name, Trait.VIEW):
             together = state.joined() if self._takes_lists_together and "_foreach_" in name else None
             state.given = (together or state.live).copied()
             if self._later is not None and screen.is_quick(state.live.tensors):
@@ -266,7 +266,7 @@ class OpAutoCompare(Tool):
             return  # a second pass over the same graph
         outputs, inputs = gradients.outputs, gradients.inputs
         is_shown = self.verbose >= 2  # beside its reference
-        if not is_shown and traits.has(seen.name, Trait.VIEW) and seen.hands_back_memory(outputs, inputs):
+        if not is_shown and catalogue.has(seen.name, Trait.VIEW) and seen.hands_back_memory(outputs, inputs):
             self._take(call, Outcome(self._comparer.same_gradient(seen, inputs)))
             return
         if self._later is not None and self._on_device:

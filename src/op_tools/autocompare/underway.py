@@ -13,8 +13,9 @@ from op_tools.autocompare import lists, views
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.seen import Seen
 from op_tools.core.call import OpCall
-from op_tools.ops import autocast_policy, kinds, traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import autocast_policy, catalogue, silent_writes
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
 from op_tools.values.tensors import versions_of
 
 
@@ -36,21 +37,21 @@ class Underway:
 
     def joined(self) -> lists.Joined | None:
         """The arguments of an optimizer's op on lists, as one tensor for each list; None for other calls."""
-        if not traits.has(self._name, Trait.POINTWISE | Trait.EXACT) or torch.is_grad_enabled():
+        if not catalogue.has(self._name, Trait.POINTWISE | Trait.EXACT) or torch.is_grad_enabled():
             return None
         with torch.no_grad():
             return lists.joined(self.live)
 
     def is_view(self, call: OpCall) -> bool:
         """After the call: true where it has only looked at its input's memory in another way, and rightly so."""
-        if not traits.has(self._name, Trait.VIEW) or self.works_in_place or self._has_changed():
+        if not catalogue.has(self._name, Trait.VIEW) or self.works_in_place or self._has_changed():
             return False
         return views.hands_out_memory(self.live, call.result) and views.looks_alike(call.func, self.live, call.result)
 
     def seen(self, call: OpCall, given: Arguments, device: str) -> Seen:
         """After the call. `device`: where its tensors are, if those given are copies."""
         # there are ops that write without counting, known ones and perhaps unknown ones
-        changed = self.works_in_place or traits.of(self._name) is None or self._has_changed()
+        changed = self.works_in_place or catalogue.of(self._name) is None or self._has_changed()
         seen = Seen(call.name, call.func, given, None, call.result, *self._policy, self._is_fast, changed, device)
         seen.before = given if self.before is None else self.before
         return seen
@@ -66,13 +67,13 @@ def _works_in_place(call: OpCall) -> bool:
     return (
         _is_called_in_place(call.name)
         or (bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace"))))
-        or bool(kinds.silently_written(call.name, call.func, call.args, kwargs))
+        or bool(silent_writes.silently_written(call.name, call.func, call.args, kwargs))
     )
 
 
 @functools.lru_cache(maxsize=10_000)
 def _is_called_in_place(name: str) -> bool:
-    short = kinds.short_name(name) or name
+    short = normalized(name).form or name
     return short == "__setitem__" or (short.endswith("_") and not short.endswith("__"))
 
 
@@ -91,17 +92,17 @@ def _policy(name: str, tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, t
 
 @functools.lru_cache(maxsize=10_000)
 def _chosen(name: str, active: torch.dtype) -> torch.dtype | None:
-    return autocast_policy.dtype_by_policy(kinds.short_name(name), active)
+    return autocast_policy.dtype_by_policy(name, active)
 
 
 def _is_fast(name: str, tensors: Iterable[Tensor]) -> bool:
     """True where the device may take tf32 for this call."""
-    if torch.version.cuda is None or not traits.has(name, traits.ON_MATRIX_UNITS):
+    if torch.version.cuda is None or not catalogue.has(name, catalogue.ON_MATRIX_UNITS):
         return False
     if not any(tensor.dtype is torch.float32 and tensor.is_cuda for tensor in tensors):
         return False
-    backends = [torch.backends.cuda.matmul] if traits.has(name, Trait.MATRIX) else []
-    if traits.has(name, Trait.CONVOLUTION):
+    backends = [torch.backends.cuda.matmul] if catalogue.has(name, Trait.MATRIX) else []
+    if catalogue.has(name, Trait.CONVOLUTION):
         cudnn: Any = torch.backends.cudnn
         backends += [cudnn, *(getattr(cudnn, part) for part in ("conv", "rnn") if hasattr(cudnn, part))]
     return any(_allows_tf32(backend) for backend in backends)

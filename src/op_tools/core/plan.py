@@ -7,7 +7,7 @@ from typing import Any, Callable
 from op_tools.core import guard, where
 from op_tools.core.call import OpCall
 from op_tools.core.tool import STEPS, Tool
-from op_tools.ops.names import MOVES, is_collective
+from op_tools.ops.catalogue import is_collective, moves_to_device
 from op_tools.output import messages
 
 OTHERWISE = object()  # what a shortcut returns for a call that it leaves to the tools
@@ -47,7 +47,7 @@ class Plan:
         self.changers = [tool for tool in chosen if tool.changes]
         self.watches_gradients = any(tool.watches_gradients for tool in self.watchers)
         self.conditional = any(tool.condition is not None for tool in chosen)
-        self.moves = name in MOVES
+        self.moves = moves_to_device(name)
         self.print_stack = any(tool.print_stack for tool in chosen)
         self.announced = False
         self.shortcut: Callable[..., Any] | None = None

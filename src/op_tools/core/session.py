@@ -19,7 +19,8 @@ from op_tools.core import autograd_functions, dynamo, gradients, optimizers, unu
 from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
 from op_tools.core.tool import STEPS, Tool
-from op_tools.ops.names import is_no_op, op_name
+from op_tools.ops.catalogue import is_no_op
+from op_tools.ops.names import op_name
 
 _local = threading.local()
 _sessions: list[Session] = []

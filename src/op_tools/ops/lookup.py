@@ -12,7 +12,7 @@ import torch
 from torch.overrides import get_overridable_functions, resolve_name
 
 from op_tools.errors import UnknownOpError
-from op_tools.ops.names import is_no_op
+from op_tools.ops.catalogue import is_no_op
 
 # registered ops that reach beyond the tensors they are given
 _REACHES_FILES = ("torch.from_file", "aten.from_file", "torch.Tensor.share_memory_", "torch.load", "torch.save")

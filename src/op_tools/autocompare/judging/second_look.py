@@ -21,8 +21,9 @@ from op_tools.autocompare.judging.limits import IN_16_BITS, Precision, real
 from op_tools.autocompare.parts import Gradient, Gradients, Part, dense
 from op_tools.autocompare.reference import rerun
 from op_tools.autocompare.reference.rerun import Run
-from op_tools.ops import traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
 from op_tools.values import trees
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class SecondLook:
         largest = expected.abs().nan_to_num(0.0, 0.0).max().double()
         # terms that are as small as numbers can be are rounded, each of them
         farthest.clamp_min_(precision.smallest * precision.limits.peak * math.sqrt(self._length(expected.numel())))
-        if self._pair.on_device and self._pair.grad_outputs is not None and traits.has(self._pair.name, Trait.NORM):
+        if self._pair.on_device and self._pair.grad_outputs is not None and catalogue.has(self._pair.name, Trait.NORM):
             # what is left of a gradient that is cancelled out; on the CPU the run in the same dtype shows it
             given = [one for one in self._pair.grad_outputs if one is not None and one.numel()]
             for one in given:
@@ -109,7 +110,7 @@ class SecondLook:
 
     def _sizes_in_gradient(self, part: Part) -> list[Tensor]:
         """The same for a gradient of attention, where it is known."""
-        if not isinstance(part, Gradient) or traits.base_name(self._pair.name) != "scaled_dot_product_attention":
+        if not isinstance(part, Gradient) or normalized(self._pair.name).base != "scaled_dot_product_attention":
             return []
         if self._sizes_in_attention is None:
             self._sizes_in_attention = []
@@ -148,7 +149,7 @@ class SecondLook:
         """About how many terms are added up for one element."""
         sizes = sorted((tensor.numel() for tensor in self._numbers_in()), reverse=True) or [1]
         length = sizes[0] / max(elements, 1)
-        if self._pair.traits & traits.ON_MATRIX_UNITS and len(sizes) > 1:
+        if self._pair.traits & catalogue.ON_MATRIX_UNITS and len(sizes) > 1:
             length = max(length, math.sqrt(sizes[0] * sizes[1] / max(elements, 1)))
         return max(1.0, length)
 

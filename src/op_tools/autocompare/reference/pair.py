@@ -31,8 +31,9 @@ from op_tools.autocompare.parts import Gradients, Part, dense
 from op_tools.autocompare.reference import rerun
 from op_tools.autocompare.reference.rerun import Run, Way
 from op_tools.autocompare.seen import Seen
-from op_tools.ops import kinds, traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import catalogue, silent_writes
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
 from op_tools.values import trees
 
 _ON_DEVICE = Way("higher precision", rerun.HIGHER, None)
@@ -63,12 +64,12 @@ class Pair:
         first_look: bool = False,
     ) -> None:
         name = self.name = seen.name
-        found = traits.of(name)
+        found = catalogue.of(name)
         self.is_unknown = found is None
         self.traits = Trait.SUMS if found is None else found
         # an embedding that does not renormalize its rows copies them
         self.is_exact = not on_device and (
-            traits.has(name, Trait.EXACT) or (traits.base_name(name) == "embedding" and not seen.changed)
+            catalogue.has(name, Trait.EXACT) or (normalized(name).base == "embedding" and not seen.changed)
         )
         self.seen = seen
         self.grad_outputs = grad_outputs
@@ -139,7 +140,7 @@ class Pair:
             own = Way(own.name, {}, autocast=self.seen.autocast)
         ways = [(function, own.then(rerun.as_tf32) if self._is_tf32 else own)]
         if chosen is not None:
-            if traits.base_name(self.name) == "cross_entropy":
+            if normalized(self.name).base == "cross_entropy":
                 ways.insert(0, (_cross_entropy_in_parts, Way("in parts", {})))
             # an op that is made of others: autocast looks at each of them
             ways.append((function, Way("autocast on the CPU", {}, autocast=self.seen.autocast)))
@@ -213,7 +214,7 @@ class Pair:
         if not self.seen.changed:
             return set()
         arguments, before = self.expected.arguments, self.seen.given.leaves
-        silently = kinds.silently_written(self.name, self.seen.function, arguments.args, arguments.kwargs)
+        silently = silent_writes.silently_written(self.name, self.seen.function, arguments.args, arguments.kwargs)
         written = {id(tensor) for tensor in (*self.expected.written, *trees.tensors(silently))}
         # an op that nobody knows may write without counting, and below autograd nobody counts
         look = self.is_unknown or not written
@@ -231,7 +232,7 @@ class Pair:
     def precision(self, got: Tensor, same: Tensor | None) -> Precision:
         """That of the result, or the lower one that autocast has computed it in."""
         other = self._chosen
-        if same is None and self.seen.autocast is not None and traits.base_name(self.name) == "cross_entropy":
+        if same is None and self.seen.autocast is not None and normalized(self.name).base == "cross_entropy":
             other = self.seen.given.tensors[0].dtype  # see _cross_entropy_in_parts
         if same is not None:
             other = same.dtype if same.is_floating_point() or same.is_complex() else None
@@ -257,24 +258,24 @@ def _precision(
 ) -> Precision:
     dtypes = [real(got)] if other is None else [real(got), real(other)]
     dtype = max(dtypes, key=lambda one: float(torch.finfo(one).eps))
-    is_fine = traits.has(name, Trait.FINE) and dtype in IN_16_BITS and is_by_element
+    is_fine = catalogue.has(name, Trait.FINE) and dtype in IN_16_BITS and is_by_element
     precision = precision_of(dtype, _limits(name, dtype, is_tf32, on_device), slack, _FINE if is_fine else 1.0)
-    return precision._replace(goes_on=traits.has(name, Trait.STEPS))
+    return precision._replace(goes_on=catalogue.has(name, Trait.STEPS))
 
 
 def _limits(name: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> Limits | None:
     is_low = torch.finfo(dtype).bits <= 16
-    if not traits.has(name, traits.ON_MATRIX_UNITS):
-        if not is_low or not traits.has(name, Trait.NORM):
+    if not catalogue.has(name, catalogue.ON_MATRIX_UNITS):
+        if not is_low or not catalogue.has(name, Trait.NORM):
             return None
         return LOW_NORM_ALONE if on_device else LOW_NORM
     if is_low:
-        return LOW_STEPS if traits.has(name, Trait.STEPS) else LOW_SUMS
+        return LOW_STEPS if catalogue.has(name, Trait.STEPS) else LOW_SUMS
     if dtype is not torch.float32:
         return None
     if is_tf32:
         return TF32
-    return SINGLE_LOOSE if traits.has(name, Trait.CONVOLUTION) or "attention" in name else None
+    return SINGLE_LOOSE if catalogue.has(name, Trait.CONVOLUTION) or "attention" in name else None
 
 
 def _size(value: Any) -> int:
