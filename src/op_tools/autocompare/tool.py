@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Container, Iterable
 from types import TracebackType
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from op_tools.autocompare.waiting import Memory, Waiting
 from op_tools.autocompare.workers.pool import Kept, Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
+from op_tools.core.session import stop_everything
 from op_tools.core.tool import Tool
 from op_tools.device import host_copies
 from op_tools.errors import DifferenceFound, SettingError
@@ -45,7 +46,7 @@ _SLACK = 4.0  # where only the device itself is asked, and nobody confirms what 
 _LONGEST_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
 
 
-class OpAutoCompare(Tool):
+class OpAutoCompare(Tool[Optional[Underway], Any]):
     """Compares inputs, outputs and gradients of every op call with those of a reference.
 
     `reference`: "cpu", "device" (the same device in higher precision) or "device,cpu" (the CPU confirms). `once`: each
@@ -55,6 +56,7 @@ class OpAutoCompare(Tool):
 
     hook = "OpAutoCompareHook"
     prefix = "OP_AUTOCOMPARE"
+    feature = "autocompare"
     watches_gradients = True
     runs_again = True
 
@@ -145,13 +147,11 @@ class OpAutoCompare(Tool):
 
     def _fail_at_exit(self) -> None:
         """A program that ends without `stop` ends with exit code 1. Python would swallow an exception here."""
-        from op_tools.core.session import _stop_everything
-
         try:
             self.stop()
         except DifferenceFound as error:
             messages.complain(str(error))
-            _stop_everything()
+            stop_everything()
             logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -159,7 +159,7 @@ class OpAutoCompare(Tool):
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
-    def before(self, call: OpCall) -> Any:
+    def before(self, call: OpCall) -> Underway | None:
         if self._once and self._is_known(call):
             return None
         name = call.name
@@ -179,7 +179,7 @@ class OpAutoCompare(Tool):
                     state.before = together or state.live.mapped(_clone)
         return state
 
-    def after(self, call: OpCall, state: Any) -> Any:
+    def after(self, call: OpCall, state: Underway | None) -> Any:
         if state is None:
             return None
         wants_gradients = torch.is_grad_enabled() and _requires_gradient(call.result)

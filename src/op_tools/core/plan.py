@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from op_tools.core import guard, where
-from op_tools.core.call import OpCall
-from op_tools.core.tool import STEPS, Tool
+from op_tools.core.call import STEPS, OpCall
+from op_tools.core.watcher import AnyWatcher
 from op_tools.ops.catalogue import is_collective, moves_to_device
 from op_tools.output import messages
 
@@ -31,7 +31,7 @@ class Plan:
         "watches_gradients",
     )
 
-    def __init__(self, key: Any, name: str, tools: list[Tool], inside_mode: bool) -> None:
+    def __init__(self, key: Any, name: str, tools: list[AnyWatcher], inside_mode: bool) -> None:
         is_opaque = inside_mode or is_collective(name)
         # what communicates or has other effects must not be run a second time unless the user names it
         chosen = [
@@ -76,5 +76,5 @@ class Plan:
         self.shortcut = tool.shortcut(name, report, OTHERWISE)
 
 
-def announce_applied(tool: Tool, name: str) -> None:
+def announce_applied(tool: AnyWatcher, name: str) -> None:
     messages.say_once("apply", tool.hook, name, text=f"apply {tool.hook} on {name}")

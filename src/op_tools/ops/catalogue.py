@@ -218,7 +218,7 @@ _OF_FORMS = {
         __rpow__""",
 }
 
-# No ops at all: they compute nothing on the accelerator, or are the frame around what does. Methods of torch.Tensor …
+# No ops at all: they compute nothing on the accelerator, or are the frame around what does.
 _TENSOR_NO_OPS = _words(
     """_clear_non_serializable_cached_data _is_view _reduce_ex_internal _typed_storage backward data_ptr dense_dim
     dim dim_order element_size get_device has_names is_complex is_conj is_contiguous is_distributed is_floating_point
@@ -228,14 +228,17 @@ _TENSOR_NO_OPS = _words(
     __dir__ __dlpack__ __dlpack_device__ __format__ __hash__ __len__ __reduce__ __reduce_ex__ __repr__ __setstate__
     __torch_dispatch__"""
 )
-# … and functions of torch; property reads, `torch.Tensor.grad.__set__`, profiler marks, what torch keeps to itself.
 _TORCH_NO_OPS = _words(
     """_has_compatible_shallow_copy_type autograd.backward autograd.grad broadcast_shapes can_cast get_default_device
     get_default_dtype get_device is_complex is_conj is_distributed is_floating_point is_inference is_neg is_nonzero
     is_same_size is_signed is_storage is_tensor is_vulkan_available numel promote_types result_type
     set_default_device typename"""
 )
-_NO_OPS = re.compile(r".*\.__(get|set|delete)__|profiler\..*|torch\._C\.(?!_nn|_linalg|_fft|_special).*")
+# These methods and functions; property reads, `torch.Tensor.grad.__set__`; profiler marks; what torch keeps to itself.
+NO_OPS = re.compile(
+    rf"torch\.Tensor\.({'|'.join(_TENSOR_NO_OPS)})|torch\.({'|'.join(map(re.escape, _TORCH_NO_OPS))})"
+    r"|.*\.__(get|set|delete)__|profiler\..*|torch\._C\.(?!_nn|_linalg|_fft|_special).*"
+)
 
 # They may bring a tensor from the CPU to the accelerator. All others leave CPU tensors on the CPU.
 _TO_DEVICE = _words("to cuda copy_ type_as new_tensor new_ones new_zeros new_full new_empty")
@@ -291,13 +294,6 @@ def of(name: str) -> Trait | None:
     if home in ("linalg", "masked", "special") and last in _BY_BASE:
         return _BY_BASE[last]
     return next((trait for pattern, trait in _FAMILIES if pattern.fullmatch(base)), None)
-
-
-def is_no_op(name: str) -> bool:
-    """True for what no tool looks at: property reads, `backward`, `data_ptr`, `size` and the like."""
-    if name.startswith("torch.Tensor.") and name[13:] in _TENSOR_NO_OPS:
-        return True
-    return (name.startswith("torch.") and name[6:] in _TORCH_NO_OPS) or _NO_OPS.fullmatch(name) is not None
 
 
 def moves_to_device(name: str) -> bool:

@@ -45,7 +45,7 @@ from op_tools.values import trees
 COLUMNS = ("name", "target", "action", "config")
 
 
-class OpDtypeCast(Tool):
+class OpDtypeCast(Tool[None, None]):
     """Casts tensors of some dtypes among an op's arguments, runs it, and casts its results back.
 
     `casts`: the dtypes to replace, and by which, as a dictionary or in the form of OP_DTYPE_CAST_DICT, for which it
@@ -54,6 +54,7 @@ class OpDtypeCast(Tool):
 
     hook = "OpDtypeCastHook"
     prefix = "OP_DTYPE_CAST"
+    feature = "cast_dtype"
     changes = True
     runs_again = True
 

@@ -22,8 +22,8 @@ import torch
 from torch.autograd import forward_ad
 
 from op_tools import settings
-from op_tools.core import unusual
 from op_tools.core.call import OpCall
+from op_tools.core.modes import dispatch_modes, with_modes_aside
 from op_tools.core.tool import Tool
 from op_tools.core.where import Where
 from op_tools.ops import catalogue
@@ -46,11 +46,12 @@ _MISSING = re.compile(
 )
 
 
-class OpFallback(Tool):
+class OpFallback(Tool[None, None]):
     """Runs ops on the CPU. `auto`: only those that the device does not have (OP_FALLBACK_AUTO)."""
 
     hook = "OpFallbackHook"
     prefix = "OP_FALLBACK"
+    feature = "fallback"
     changes = True
     runs_again = True
 
@@ -182,9 +183,8 @@ def _attempt(trip: Trip, run: Callable[[Proceed], Any], proceed: Proceed) -> tup
 
 def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
     """What we do ourselves is no op of the user's."""
-    aside = unusual.modes_aside(False)
-    if aside is not None:
-        return aside(function, *arguments)
+    if dispatch_modes():
+        return with_modes_aside(function, *arguments)
     with torch._C.DisableTorchFunction():
         return function(*arguments)
 
