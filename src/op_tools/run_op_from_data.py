@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
-import torch
-
 if not __package__:  # run by its path: Python looks for modules beside this file, where op_tools itself is not
     here = Path(__file__).parent.absolute()  # in a checkout, or a link to or a copy of the folder at its root
     sys.path[:1] = map(str, (here.parent, here.resolve().parent, here.parent / "src"))
+
+import click
+import torch
 
 from op_tools.autocompare.tool import OpAutoCompare
 from op_tools.errors import OpToolsError

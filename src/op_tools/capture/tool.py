@@ -12,6 +12,7 @@ import os
 from functools import partial
 from typing import Any, Protocol
 
+from ditorch_shared.settings import Value
 from op_tools import settings
 from op_tools.capture.copies import RecentCopies
 from op_tools.capture.statistics import Statistics
@@ -24,7 +25,7 @@ from op_tools.device.host_copies import Taken, take
 from op_tools.device.host_memory import HostMemory
 from op_tools.output import messages, paths, tables
 from op_tools.output.writer import Writer, spare_threads
-from op_tools.settings import Setting, Value
+from op_tools.settings import Setting
 from op_tools.storage import files
 from op_tools.storage.store import Content, Files
 from op_tools.values import trees
