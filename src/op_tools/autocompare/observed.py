@@ -17,8 +17,9 @@ from op_tools.autocompare import places
 from op_tools.autocompare.arguments import Arguments, is_long_list, numbered
 from op_tools.autocompare.foreach_lists import Joined, apart
 from op_tools.device import host_copies
-from op_tools.ops import traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
 from op_tools.values import trees
 from op_tools.values.tensors import tensors_in
 
@@ -179,7 +180,7 @@ class ObservedCall:
 
     def depends_on_layout(self) -> bool:
         """True where a copy of the arguments that lies differently in memory means something else."""
-        return traits.base_name(self.name) == "as_strided"
+        return normalized(self.name).base == "as_strided"
 
     def on_host(self) -> ObservedCall:
         """The same call with its tensors copied to the host."""
@@ -234,7 +235,7 @@ class ObservedCall:
     def for_backward(self) -> ObservedCall:
         """What must be kept of a call until its gradients come."""
         result = self.result
-        if traits.has(self.name, Trait.DROPOUT):  # its mask can be seen in the result
+        if catalogue.has(self.name, Trait.DROPOUT):  # its mask can be seen in the result
             result = host_copies.host_copy(result) if self.is_elsewhere() else result
         elif isinstance(result, Tensor):
             result = hollow(result.shape, result.dtype, "cpu", result.requires_grad)

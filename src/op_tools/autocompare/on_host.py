@@ -31,8 +31,8 @@ from op_tools.autocompare.workers.pool import KeptByWorker
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.device import host_copies
-from op_tools.ops import traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
 
 
 class OnHost(Strategy):
@@ -46,7 +46,7 @@ class OnHost(Strategy):
 
     def before(self, call: OpCall) -> CallInProgress:
         state = CallInProgress(call)
-        if not traits.has(call.name, Trait.VIEW):
+        if not catalogue.has(call.name, Trait.VIEW):
             together = state.joined() if self._deferred is not None and "_foreach_" in call.name else None
             state.given = (together or state.live).copied()
             if self._device_looks_first(state.live.tensors):

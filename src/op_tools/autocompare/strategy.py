@@ -23,8 +23,9 @@ from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.report import Outcome
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
-from op_tools.ops import autocast_policy, kinds, traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import autocast_policy, catalogue, silent_writes
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
 from op_tools.values.tensors import requires_grad, tensors_in, versions_of
 
 Deliver = Callable[[OpCall, Outcome], None]
@@ -45,30 +46,33 @@ class CallInProgress:
         self.works_in_place = (
             _is_called_in_place(name)
             or (bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace"))))
-            or (_may_write(name, call.func) and bool(kinds.silently_written(name, call.func, call.args, kwargs)))
+            or (
+                silent_writes.may_write_silently(name, call.func)
+                and bool(silent_writes.silently_written(name, call.func, call.args, kwargs))
+            )
         )
         # whether it has changed something need not be found out where it is known
         self._versions = [] if self.works_in_place else versions_of(tensors)
         self._policy = _policy(name, tensors) if autocast_policy.is_any_enabled() else (None, None)
-        self._is_tf32 = _HAS_TF32 and traits.has(name, traits.ON_MATRIX_UNITS) and _is_tf32(name, tensors)
+        self._is_tf32 = _HAS_TF32 and catalogue.has(name, catalogue.ON_MATRIX_UNITS) and _is_tf32(name, tensors)
 
     def joined(self) -> foreach_lists.Joined | None:
         """The arguments of an optimizer's op on lists, as one tensor for each list; None for other calls."""
-        if not traits.has(self._name, Trait.POINTWISE | Trait.EXACT) or torch.is_grad_enabled():
+        if not catalogue.has(self._name, Trait.POINTWISE | Trait.EXACT) or torch.is_grad_enabled():
             return None
         with torch.no_grad():
             return foreach_lists.joined(self.live)
 
     def is_view(self, call: OpCall) -> bool:
         """After the call: true where it has only looked at its input's memory in another way, and rightly so."""
-        if not traits.has(self._name, Trait.VIEW) or self.works_in_place or self._has_changed():
+        if not catalogue.has(self._name, Trait.VIEW) or self.works_in_place or self._has_changed():
             return False
         return views.hands_out_memory(self.live, call.result) and views.looks_alike(call.func, self.live, call.result)
 
     def observed(self, call: OpCall, given: Arguments, device: torch.device | None) -> ObservedCall:
         """After the call. `device`: where its tensors are, if those given are copies."""
         # there are ops that write without counting, known ones and perhaps unknown ones
-        changed = self.works_in_place or traits.of(self._name) is None or self._has_changed()
+        changed = self.works_in_place or catalogue.of(self._name) is None or self._has_changed()
         seen = ObservedCall(
             call.name, call.func, given, None, call.result, *self._policy, self._is_tf32, changed, device
         )
@@ -143,7 +147,7 @@ class Strategy:
 
     def _is_same_gradient(self, call: OpCall, seen: ObservedCall, gradients: Gradients) -> bool:
         """Whether the gradient of a view is what arrived, looked at as it should be; it is delivered then."""
-        if self._verbose >= 2 or not traits.has(seen.name, Trait.VIEW):
+        if self._verbose >= 2 or not catalogue.has(seen.name, Trait.VIEW):
             return False
         if not views.hands_back_memory(seen.function, seen.given, gradients.outputs, gradients.inputs):
             return False
@@ -192,15 +196,9 @@ def copied_gradients(gradients: Gradients, copy: Callable[[list[Tensor]], list[T
     return both[: len(outputs)], both[len(outputs) :]
 
 
-def _may_write(name: str, func: Any) -> bool:
-    """Whether the op writes into arguments without counting up their versions, at least at times."""
-    is_registered = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
-    return bool(kinds.silent_places(name, func if is_registered else None)[0])
-
-
 @functools.lru_cache(maxsize=10_000)
 def _is_called_in_place(name: str) -> bool:
-    short = kinds.short_name(name) or name
+    short = normalized(name).form or name
     return short == "__setitem__" or (short.endswith("_") and not short.endswith("__"))
 
 
@@ -217,7 +215,7 @@ def _policy(name: str, tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, t
 
 @functools.lru_cache(maxsize=10_000)
 def _chosen(name: str, active: torch.dtype) -> torch.dtype | None:
-    return autocast_policy.dtype_by_policy(kinds.short_name(name), active)
+    return autocast_policy.dtype_by_policy(name, active)
 
 
 _HAS_TF32 = torch.version.cuda is not None
@@ -227,8 +225,8 @@ def _is_tf32(name: str, tensors: Iterable[Tensor]) -> bool:
     """True where the device may take tf32 for this call."""
     if not any(tensor.dtype is torch.float32 and tensor.is_cuda for tensor in tensors):
         return False
-    backends = [torch.backends.cuda.matmul] if traits.has(name, Trait.MATRIX) else []
-    if traits.has(name, Trait.CONVOLUTION):
+    backends = [torch.backends.cuda.matmul] if catalogue.has(name, Trait.MATRIX) else []
+    if catalogue.has(name, Trait.CONVOLUTION):
         cudnn: Any = torch.backends.cudnn
         backends += [cudnn, *(getattr(cudnn, part) for part in ("conv", "rnn") if hasattr(cudnn, part))]
     return any(_allows_tf32(backend) for backend in backends)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Container, Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
@@ -27,11 +27,12 @@ from op_tools.autocompare.strategy import CallInProgress, Strategy
 from op_tools.autocompare.workers.pool import KeptByWorker, Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
+from op_tools.core.session import stop_everything
 from op_tools.core.tool import Tool
 from op_tools.errors import DifferenceFound, SettingError
-from op_tools.ops import traits
+from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import read_cast_tables
-from op_tools.ops.traits import Trait
+from op_tools.ops.catalogue import Trait
 from op_tools.output import messages, paths
 from op_tools.output.csv_files import CsvFile
 
@@ -39,7 +40,7 @@ _MAX_KNOWN_CALLS = 200_000  # distinct calls that are remembered
 _MAX_COMPARED_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
 
 
-class OpAutoCompare(Tool):
+class OpAutoCompare(Tool[Optional[CallInProgress], Union[PendingCall, KeptByWorker]]):
     """Compares inputs, outputs and gradients of every op call with those of a reference.
 
     `reference`: "cpu", "device" (the same device in higher precision) or "device,cpu" (the CPU confirms). `once`: each
@@ -47,6 +48,7 @@ class OpAutoCompare(Tool):
     `memory`: bytes of host memory for calls that wait. `fail`: `stop` raises DifferenceFound if something is wrong.
     """
 
+    feature = "autocompare"
     hook = "OpAutoCompareHook"
     prefix = "OP_AUTOCOMPARE"
     watches_gradients = True
@@ -129,13 +131,11 @@ class OpAutoCompare(Tool):
 
     def _fail_at_exit(self) -> None:
         """A program that ends without `stop` ends with exit code 1. Python would swallow an exception here."""
-        from op_tools.core.session import _stop_everything
-
         try:
             self.stop()
         except DifferenceFound as error:
             messages.complain(str(error))
-            _stop_everything()
+            stop_everything()
             logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -144,7 +144,7 @@ class OpAutoCompare(Tool):
     # -- one call -----------------------------------------------------------------------------------------------------
 
     def before(self, call: OpCall) -> CallInProgress | None:
-        if (self._once and self._is_known(call)) or traits.has(call.name, Trait.EMPTY):
+        if (self._once and self._is_known(call)) or catalogue.has(call.name, Trait.EMPTY):
             return None
         return self._strategy.before(call)
 

@@ -17,7 +17,7 @@ from op_tools.capture.notes import noter
 from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
-from op_tools.core.tool import Tool, this_rank
+from op_tools.core.tool import AnyTool, this_rank
 from op_tools.device import digest, digests, staging
 from op_tools.device.chunks import chunks
 from op_tools.device.digest import Weights
@@ -59,7 +59,7 @@ class Statistics:
     A tensor is digested each time that it is seen, but for those that are surely unchanged (repeats.py).
     """
 
-    def __init__(self, tool: Tool) -> None:
+    def __init__(self, tool: AnyTool) -> None:
         self._out = tool.out
         self._tells = tool.verbose == 2
         self._writer = Writer("OpCapture")

@@ -10,35 +10,35 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, Callable, Protocol, TypeVar
+from typing import Any, Protocol
 
+from ditorch_shared.settings import Value
 from op_tools import settings
 from op_tools.capture.copies import RecentCopies
 from op_tools.capture.statistics import Statistics
-from op_tools.core import unusual
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
-from op_tools.core.tool import Tool
+from op_tools.core.modes import with_modes_aside
+from op_tools.core.tool import AnyTool, Tool
+from op_tools.core.watcher import Kept, State
 from op_tools.device.host_copies import Taken, take
 from op_tools.device.host_memory import HostMemory
 from op_tools.output import messages, paths, tables
 from op_tools.output.writer import Writer, spare_threads
-from op_tools.settings import Setting, Value
+from op_tools.settings import Setting
 from op_tools.storage import files
 from op_tools.storage.store import Content, Files
 from op_tools.values import trees
 
-Result = TypeVar("Result")
 
-
-class Keeper(Protocol):
+class Keeper(Protocol[State, Kept]):
     """What becomes of the calls, in one mode."""
 
-    def before(self, call: OpCall) -> Any: ...
+    def before(self, call: OpCall) -> State | None: ...
 
-    def after(self, call: OpCall, state: Any) -> Any: ...
+    def after(self, call: OpCall, state: State) -> Kept: ...
 
-    def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None: ...
+    def flowed(self, call: OpCall, state: Kept, gradients: Gradients) -> None: ...
 
     def step_began(self) -> None: ...
 
@@ -47,7 +47,7 @@ class Keeper(Protocol):
         ...
 
 
-class OpCapture(Tool):
+class OpCapture(Tool[Any, Any]):  # each mode has states of its own
     """Saves inputs, outputs, grad_inputs and grad_outputs of every op call, or statistics of them.
 
     `mode`: data or statistics (OP_CAPTURE_MODE); `memory`: bytes for tensors that are not written yet, a number or a
@@ -56,13 +56,14 @@ class OpCapture(Tool):
 
     hook = "OpCaptureHook"
     prefix = "OP_CAPTURE"
+    feature = "op_capture"
     watches_gradients = True
 
     def __init__(self, *, mode: str | None = None, memory: int | str | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._mode = mode
         self._memory = memory
-        self._keeper: Keeper
+        self._keeper: Keeper[Any, Any]
 
     def started(self) -> None:
         mode = _given(self._mode, "mode", settings.CAPTURE_MODE)
@@ -70,12 +71,12 @@ class OpCapture(Tool):
         self._keeper = Data(self, memory) if mode == "data" else Statistics(self)
 
     def stopped(self) -> None:
-        summary = _unseen(self._keeper.close)
+        summary = with_modes_aside(self._keeper.close)
         if self.verbose >= 1 and summary:
             messages.say(summary)
 
     def step_began(self, step: int) -> None:
-        _unseen(self._keeper.step_began)
+        with_modes_aside(self._keeper.step_began)
 
     def before(self, call: OpCall) -> Any:
         return self._keeper.before(call)
@@ -85,13 +86,6 @@ class OpCapture(Tool):
 
     def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
         self._keeper.flowed(call, state, gradients)
-
-
-def _unseen(function: Callable[[], Result]) -> Result:
-    """What is computed outside of `before` and `after` is no business of other tools."""
-    aside = unusual.modes_aside(True)
-    result: Result = function() if aside is None else aside(function)
-    return result
 
 
 def _given(argument: Any, name: str, setting: Setting[Value]) -> Value:
@@ -113,7 +107,7 @@ class _Begun:
 class Data:
     """Saves tensors."""
 
-    def __init__(self, tool: Tool, memory: int) -> None:
+    def __init__(self, tool: AnyTool, memory: int) -> None:
         self._out = tool.out
         self._tells = tool.verbose == 2
         # one thread, where files are announced in order

@@ -18,13 +18,16 @@ RUN_BACKWARD = frozenset((torch.Tensor.backward, torch.autograd.backward, torch.
 _watching: set[int] = set()
 _lock = threading.Lock()
 _local = threading.local()
+_mode_class: type = type(None)
 _run_engine: Callable[..., Any] | None = getattr(torch.autograd, "_engine_run_backward", None)
 _all_disabled: Callable[[], bool] = getattr(torch._C, "_is_torch_function_all_disabled", lambda: False)
 
 
-def watch(session: object) -> None:
-    """From now on such calls of this session's thread are seen."""
+def watch(session: object, mode_class: type) -> None:
+    """From now on such calls of this session's thread are seen, and handed to its mode, which is of this class."""
+    global _mode_class
     with _lock:
+        _mode_class = mode_class
         _watching.add(id(session))
         # `Function.apply` asks its base class, and that is looked up at each call. So a method put there sees every
         # call, also of an `apply` that was bound to a name long before.
@@ -79,12 +82,10 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _mode_of_this_thread() -> Any:
-    from op_tools.core.session import Mode
-
     if _all_disabled():
         return None
     for index in range(torch._C._len_torch_function_stack()):
         mode = torch._C._get_function_stack_at(index)
-        if isinstance(mode, Mode):
+        if isinstance(mode, _mode_class):
             return mode
     return None

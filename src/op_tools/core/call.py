@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any, Callable
 
 from op_tools.core.where import Where
 
 ids = itertools.count(1)
+
+
+class Steps:
+    """Counts training steps, for the whole process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.current = 0
+
+    def advance(self) -> int:
+        with self._lock:
+            self.current += 1
+            return self.current
+
+
+STEPS = Steps()
 
 
 class OpCall:

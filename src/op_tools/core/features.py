@@ -9,29 +9,12 @@ from typing import Any, Callable
 import torch
 from torch.overrides import resolve_name
 
-from op_tools.autocompare.tool import OpAutoCompare
-from op_tools.capture.tool import OpCapture
 from op_tools.core.session import this_threads_session
 from op_tools.core.third_party import wrapped_function
-from op_tools.core.tool import Tool
+from op_tools.core.tool import FEATURES, AnyTool, Watched
 from op_tools.errors import UnknownOpError
-from op_tools.observe import OpObserve
 from op_tools.ops.lookup import look_up
 from op_tools.ops.names import op_name
-from op_tools.overflow.tool import OpOverflowCheck
-from op_tools.reroute.cast import OpDtypeCast
-from op_tools.reroute.fallback import OpFallback
-from op_tools.timing.tool import OpTimeMeasure
-
-FEATURES: dict[str, type[Tool]] = {
-    "fallback": OpFallback,
-    "cast_dtype": OpDtypeCast,
-    "op_capture": OpCapture,
-    "autocompare": OpAutoCompare,
-    "dump_op_args": OpObserve,
-    "measure_op_time": OpTimeMeasure,
-    "overflow_check": OpOverflowCheck,
-}
 
 Op = Any  # a full name, or the function itself
 
@@ -39,7 +22,7 @@ Op = Any  # a full name, or the function itself
 class Feature:
     """What apply_feature returns: the feature is in effect until `remove` is called."""
 
-    def __init__(self, applied: list[Tool]) -> None:
+    def __init__(self, applied: list[AnyTool]) -> None:
         self._applied = applied
 
     def remove(self) -> None:
@@ -63,7 +46,7 @@ def apply_feature(
         raise ValueError("ops is empty: give an op's full name, such as torch.nn.functional.linear, or the function")
     found = [_find(op) for op in wanted]
     make = FEATURES[feature]
-    applied: list[Tool] = []
+    applied: list[AnyTool] = []
     by_torch = [name for name, owner, _ in found if owner is None]
     if by_torch:
         applied.append(_joined(make, by_torch, condition_func, this_threads_session()))
@@ -73,9 +56,9 @@ def apply_feature(
     return Feature(applied)
 
 
-def _joined(make: type[Tool], names: list[str], condition: Callable[..., Any], session: Any) -> Tool:
+def _joined(make: type[AnyTool], names: list[str], condition: Callable[..., Any], watched: Watched) -> AnyTool:
     tool = make(ops=names, skip=[], condition=condition)
-    tool.join(session)
+    tool.join(watched)
     return tool
 
 

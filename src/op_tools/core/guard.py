@@ -6,12 +6,12 @@ import os
 from typing import Any, Callable
 
 from op_tools.core.call import OpCall
-from op_tools.core.tool import Tool
+from op_tools.core.watcher import AnyWatcher
 from op_tools.errors import StopTraining
 from op_tools.output import messages
 
 
-def guarded(tool: Tool, call: OpCall, function: Callable[..., Any], *arguments: Any) -> Any:
+def guarded(tool: AnyWatcher, call: OpCall, function: Callable[..., Any], *arguments: Any) -> Any:
     """A tool's own failure is reported once and never ends the user's run."""
     try:
         return function(*arguments)
@@ -20,7 +20,7 @@ def guarded(tool: Tool, call: OpCall, function: Callable[..., Any], *arguments: 
         return None
 
 
-def report(tool: Tool, call: OpCall, error: Exception) -> None:
+def report(tool: AnyWatcher, call: OpCall, error: Exception) -> None:
     """Says that a tool failed; an error that is meant to end the run goes on."""
     if isinstance(error, StopTraining):
         raise error

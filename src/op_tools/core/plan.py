@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from op_tools.core import guard, where
-from op_tools.core.call import OpCall
-from op_tools.core.tool import STEPS, Tool
-from op_tools.ops.names import MOVES, is_collective
+from op_tools.core.call import STEPS, OpCall
+from op_tools.core.watcher import AnyWatcher
+from op_tools.ops.catalogue import is_collective, moves_to_device
 from op_tools.output import messages
 
 OTHERWISE = object()  # what a shortcut returns for a call that it leaves to the tools
@@ -31,7 +31,7 @@ class Plan:
         "watches_gradients",
     )
 
-    def __init__(self, key: Any, name: str, tools: list[Tool], inside_mode: bool) -> None:
+    def __init__(self, key: Any, name: str, tools: list[AnyWatcher], inside_mode: bool) -> None:
         is_opaque = inside_mode or is_collective(name)
         # what communicates or has other effects must not be run a second time unless the user names it
         chosen = [
@@ -47,7 +47,7 @@ class Plan:
         self.changers = [tool for tool in chosen if tool.changes]
         self.watches_gradients = any(tool.watches_gradients for tool in self.watchers)
         self.conditional = any(tool.condition is not None for tool in chosen)
-        self.moves = name in MOVES
+        self.moves = moves_to_device(name)
         self.print_stack = any(tool.print_stack for tool in chosen)
         self.announced = False
         self.shortcut: Callable[..., Any] | None = None
@@ -76,5 +76,5 @@ class Plan:
         self.shortcut = tool.shortcut(name, report, OTHERWISE)
 
 
-def announce_applied(tool: Tool, name: str) -> None:
+def announce_applied(tool: AnyWatcher, name: str) -> None:
     messages.say_once("apply", tool.hook, name, text=f"apply {tool.hook} on {name}")

@@ -6,12 +6,15 @@ from typing import Any, Callable
 
 import torch
 
-from op_tools.core import gradients, unusual, where
-from op_tools.core.call import OpCall
+from op_tools.core import gradients, left_alone, where
+from op_tools.core.call import STEPS, OpCall
 from op_tools.core.guard import guarded, report
+from op_tools.core.modes import dispatch_modes, with_modes_aside
 from op_tools.core.plan import Plan
-from op_tools.core.tool import STEPS, Tool
+from op_tools.core.watcher import AnyWatcher
 from op_tools.output import messages
+
+_FAILED = object()  # in place of the state of a tool whose `before` failed
 
 
 def through_tools(
@@ -22,20 +25,20 @@ def through_tools(
     kwargs: dict[str, Any],
 ) -> Any:
     """One call on its way to the tools that are concerned."""
-    place = unusual.place_of(args)
-    if kwargs and place is not unusual.DEVICE:
-        place = unusual.place_of(kwargs.values()) or place
-    if place is unusual.CPU and not plan.moves:
+    place = left_alone.place_of(args)
+    if kwargs and place is not left_alone.DEVICE:
+        place = left_alone.place_of(kwargs.values()) or place
+    if place is left_alone.CPU and not plan.moves:
         return func(*args, **kwargs)
-    strange = unusual.reason(place)
+    strange = left_alone.reason(place)
     if strange is not None:
         messages.say_once("left alone", strange, text=f"op_tools leaves {plan.name} and the like alone: {strange}")
         return func(*args, **kwargs)
-    if not plan.announced and place is unusual.DEVICE and not plan.announce():
+    if not plan.announced and place is left_alone.DEVICE and not plan.announce():
         plans[plan.key] = None
     if not plan.watchers and not plan.changers:
         return func(*args, **kwargs)
-    return _call(plan, func, args, kwargs, place is unusual.DEVICE)
+    return _call(plan, func, args, kwargs, place is left_alone.DEVICE)
 
 
 def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> Any:
@@ -50,7 +53,8 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     edges = None
     if plan.watches_gradients and torch.is_grad_enabled():
         edges = gradients.edges_of_inputs(args, kwargs)
-    aside = unusual.modes_aside(plan.inside_mode)
+    # function modes are off already where one of them has called us
+    aside = with_modes_aside if plan.inside_mode or dispatch_modes() else None
     states = _before(watchers, call) if aside is None else aside(_before, watchers, call)
     try:
         result = call.result = _changed(changers, call) if changers else func(*args, **kwargs)
@@ -62,7 +66,7 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         raise
     # a factory such as torch.ones has no tensors among its arguments: only the result shows where it is
     if not on_device:
-        if unusual.place_of((result,)) is not unusual.DEVICE:
+        if left_alone.place_of((result,)) is not left_alone.DEVICE:
             return result
         if not plan.announced:
             plan.announce()
@@ -77,29 +81,32 @@ def _directly(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def _before(watchers: list[Tool], call: OpCall) -> list[Any]:
+def _before(watchers: list[AnyWatcher], call: OpCall) -> list[Any]:
     states = []
     for tool in watchers:
         try:
             states.append(tool.before(call))
         except Exception as error:  # noqa: BLE001  a tool's own failure never ends the user's run
             report(tool, call, error)
-            states.append(None)
+            states.append(_FAILED)
     return states
 
 
-def _failed(watchers: list[Tool], call: OpCall, states: list[Any]) -> None:
+def _failed(watchers: list[AnyWatcher], call: OpCall, states: list[Any]) -> None:
     for tool, state in zip(reversed(watchers), reversed(states)):
-        guarded(tool, call, tool.failed, call, state)
+        if state is not _FAILED:
+            guarded(tool, call, tool.failed, call, state)
 
 
-def _after(watchers: list[Tool], call: OpCall, states: list[Any], edges: gradients.Edges | None) -> None:
+def _after(watchers: list[AnyWatcher], call: OpCall, states: list[Any], edges: gradients.Edges | None) -> None:
     """`after` in the reverse order of `before`; then the hooks for the gradients of tools that wait for them."""
     listening = []
     tells_nodes = False
     spans: tuple[Any, ...] = ()
     for index in range(len(watchers) - 1, -1, -1):
         tool = watchers[index]
+        if states[index] is _FAILED:
+            continue
         try:
             kept = tool.after(call, states[index])
         except Exception as error:  # noqa: BLE001  see above
@@ -120,7 +127,7 @@ def _after(watchers: list[Tool], call: OpCall, states: list[Any], edges: gradien
         report(watchers[0], call, error)
 
 
-def _changed(changers: list[Tool], call: OpCall) -> Any:
+def _changed(changers: list[AnyWatcher], call: OpCall) -> Any:
     """Runs the op by way of the tools that change how it runs; the one started last is the closest to the op."""
     proceed: Callable[..., Any] = call.func
     for tool in reversed(changers):
@@ -128,11 +135,11 @@ def _changed(changers: list[Tool], call: OpCall) -> Any:
     return proceed(*call.args, **call.kwargs)
 
 
-def _through_changer(tool: Tool, call: OpCall, proceed: Callable[..., Any]) -> Callable[..., Any]:
+def _through_changer(tool: AnyWatcher, call: OpCall, proceed: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: tool.run(call, proceed, args, kwargs)
 
 
-def _condition_holds(tool: Tool, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _condition_holds(tool: AnyWatcher, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if tool.condition is None:
         return True
     try:
@@ -153,7 +160,7 @@ class _Listener:
 
     __slots__ = ("_call", "_tools")
 
-    def __init__(self, call: OpCall, tools: list[tuple[Tool, Any]]) -> None:
+    def __init__(self, call: OpCall, tools: list[tuple[AnyWatcher, Any]]) -> None:
         self._call = call
         self._tools = tools
 

@@ -1,7 +1,7 @@
 """Sees op calls, decides once for each op which tools they concern (plan.py), and sends them on their way (route.py).
 
 A session is one thread's set of started tools. One function mode per session sees every call of torch's API; functions
-that torch does not dispatch are wrapped (wrap.py). An op that no tool wants costs one look-up in a dictionary.
+that torch does not dispatch are wrapped (third_party.py). An op that no tool wants costs one look-up in a dictionary.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, dynamo, gradients, optimizers, unusual, where
+from op_tools.core import autograd_functions, dynamo, gradients, optimizers, where
+from op_tools.core.call import STEPS
+from op_tools.core.modes import with_modes_aside
 from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
-from op_tools.core.tool import STEPS, Tool
-from op_tools.ops.names import is_no_op, op_name
+from op_tools.core.watcher import AnyWatcher
+from op_tools.ops.catalogue import NO_OPS
+from op_tools.ops.names import op_name
+from op_tools.output import tables
+from op_tools.values import tensors
 
 _local = threading.local()
 _sessions: list[Session] = []
@@ -47,26 +52,26 @@ class Session:
     """The tools that one thread has started, in order."""
 
     def __init__(self) -> None:
-        self._tools: list[Tool] = []
+        self._tools: list[AnyWatcher] = []
         self._mode: Mode | None = None
         self.plans: dict[Any, Plan | None] = {}
 
-    def add(self, tool: Tool) -> None:
+    def add(self, tool: AnyWatcher) -> None:
         if tool.watches_gradients:
             helper = native.library()
-            gradients.choose_way(helper)
-            where.choose_way(helper)
+            for module in (gradients, where, tensors, tables):
+                module.choose_way(helper)
         self._tools.append(tool)
         self._refresh()
 
-    def remove(self, tool: Tool) -> None:
+    def remove(self, tool: AnyWatcher) -> None:
         if tool in self._tools:
             self._tools.remove(tool)
         self._refresh()
 
     def step_began(self, number: int) -> None:
         for tool in self._tools:
-            unusual.with_modes_aside(tool.step_began, number)
+            with_modes_aside(tool.step_began, number)
         if any(tool.steps is not None for tool in self._tools):
             self._refresh()
 
@@ -77,7 +82,7 @@ class Session:
     def abandon(self) -> None:
         """In a forked child: the parent's tools, files and threads are not ours."""
         for tool in self._tools:
-            tool._session = None
+            tool.abandon()
         self._tools.clear()
         self._refresh()
 
@@ -87,7 +92,7 @@ class Session:
         if awake and self._mode is None:
             self._mode = Mode(self)
             _put_under_the_stack(self._mode)
-            autograd_functions.watch(self)
+            autograd_functions.watch(self, Mode)
             optimizers.quiet(self, Mode)
         elif not awake and self._mode is not None:
             mode, self._mode = self._mode, None
@@ -95,7 +100,7 @@ class Session:
             optimizers.loud(self)
             _take_off_the_stack(mode)
 
-    def _awake(self) -> list[Tool]:
+    def _awake(self) -> list[AnyWatcher]:
         return [tool for tool in self._tools if tool.steps is None or STEPS.current in tool.steps]
 
     def decide(self, func: Any, name: str | None = None, inside_mode: bool = False) -> Plan | None:
@@ -103,7 +108,7 @@ class Session:
         if len(self.plans) > _MOST_PLANS:
             self.plans.clear()
         name = name or op_name(func)
-        plan = None if is_no_op(name) else Plan(func, name, self._awake(), inside_mode)
+        plan = None if NO_OPS.fullmatch(name) else Plan(func, name, self._awake(), inside_mode)
         self.plans[func] = plan
         return plan
 
@@ -177,7 +182,8 @@ def _put_on(modes: list[Any]) -> None:
         torch._C._push_on_torch_function_stack(mode)
 
 
-def _stop_everything() -> None:
+def stop_everything() -> None:
+    """Stops every tool of every thread, at the end of the program."""
     for session in list(_sessions):
         session.stop_all()
 
@@ -187,5 +193,5 @@ def _abandon_everything() -> None:
         session.abandon()
 
 
-atexit.register(_stop_everything)
+atexit.register(stop_everything)
 os.register_at_fork(after_in_child=_abandon_everything)

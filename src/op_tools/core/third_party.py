@@ -9,9 +9,10 @@ import types
 from typing import Any, Callable
 
 from op_tools.core import dynamo
+from op_tools.core.call import STEPS
 from op_tools.core.plan import Plan
 from op_tools.core.route import through_tools
-from op_tools.core.tool import STEPS, Tool
+from op_tools.core.watcher import AnyWatcher
 from op_tools.output import messages
 
 # the name of a wrapped function: what stands in for it
@@ -25,7 +26,7 @@ class WrappedFunction:
         self.name = name
         self._original = owner.__dict__[attribute] if attribute in getattr(owner, "__dict__", {}) else None
         self._function: Callable[..., Any] = getattr(owner, attribute)
-        self._tools: list[Tool] = []
+        self._tools: list[AnyWatcher] = []
         self._plans: dict[Any, Plan | None] = {}
         self._replaced: list[tuple[Any, str, Any]] = []
         stand_in = self._stand_in()
@@ -37,11 +38,11 @@ class WrappedFunction:
 
     # a tool takes this for its session
 
-    def add(self, tool: Tool) -> None:
+    def add(self, tool: AnyWatcher) -> None:
         self._tools.append(tool)
         self._plans.clear()
 
-    def remove(self, tool: Tool) -> None:
+    def remove(self, tool: AnyWatcher) -> None:
         if tool in self._tools:
             self._tools.remove(tool)
         self._plans.clear()

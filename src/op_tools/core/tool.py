@@ -1,42 +1,46 @@
-"""Tool: what all tools have in common. It is started and stopped, chooses ops, and hears of their calls."""
+"""Tool: what users start and stop. It reads its settings and joins the session of its thread."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Container
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
 from op_tools import settings
-from op_tools.core import unusual
-from op_tools.core.call import OpCall
-from op_tools.core.gradients import Gradients
+from op_tools.core.modes import with_modes_aside
+from op_tools.core.session import this_threads_session
+from op_tools.core.watcher import AnyWatcher, Condition, Kept, State, Watcher
 from op_tools.errors import SettingError
-from op_tools.ops.selection import Ops, Selection, selection
+from op_tools.ops.selection import Ops, selection
 from op_tools.output import messages
 
-Self = TypeVar("Self", bound="Tool")
-Condition = Callable[..., Any]
+Self = TypeVar("Self", bound="AnyTool")
 
 
-class Tool:
-    """Base of the tools. A subclass overrides `before`, `after`, `flowed` to watch, or `run` to change what happens.
+class Watched(Protocol):
+    """What a tool joins: a session, or a function of a third party."""
+
+    def add(self, tool: AnyWatcher) -> None: ...
+
+    def remove(self, tool: AnyWatcher) -> None: ...
+
+
+class Tool(Watcher[State, Kept]):
+    """Base of the tools.
 
     Every argument has a variable that stands in for it: `ops` and `skip` have the tool's two lists, the others are in
     op_tools.settings.
     """
 
-    hook: ClassVar[str]  # as printed: `apply OpCaptureHook on torch.Tensor.mul`
-    prefix: ClassVar[str]  # of its variables: OP_CAPTURE
-    innermost: ClassVar[bool] = False  # its `before` and `after` stand closest to the op: a clock
-    watches_gradients: ClassVar[bool] = False  # `flowed` is called
-    times_gradients: ClassVar[bool] = False  # `begins` and `ends` are called as well
-    changes: ClassVar[bool] = False  # `run` is called
-    runs_again: ClassVar[bool] = False  # it runs the op elsewhere, or a second time
+    feature: ClassVar[str]  # its name in apply_feature
+
+    def __init_subclass__(cls) -> None:
+        if "feature" in cls.__dict__:
+            FEATURES[cls.feature] = cls
 
     def __init__(
         self,
@@ -51,30 +55,21 @@ class Tool:
     ) -> None:
         self._arguments = (ops, skip, out, steps, ranks, verbose)
         self.condition = condition
-        self._session: Any = None
-        self.selection: Selection
-        self.out: Path
-        self.steps: Container[int] | None = None
-        self.verbose = 1
-        self.print_stack = False
-
-    # -- for users ----------------------------------------------------------------------------------------------------
+        self._joined: Watched | None = None
 
     def start(self: Self) -> Self:
         """Begins to watch this thread. Variables are read now; one that cannot be understood is an error now."""
-        from op_tools.core.session import this_threads_session
-
         self.join(this_threads_session())
         return self
 
     def stop(self) -> None:
         """Ends watching, writes out what is left and shows the summary."""
-        if self._session is None:
+        if self._joined is None:
             return
-        session, self._session = self._session, None
-        session.remove(self)
+        joined, self._joined, self.active = self._joined, None, False
+        joined.remove(self)
         self._name_unmatched_entries()
-        unusual.with_modes_aside(self.stopped)
+        with_modes_aside(self.stopped)
 
     end = stop
 
@@ -86,61 +81,19 @@ class Tool:
     ) -> None:
         self.stop()
 
-    @property
-    def active(self) -> bool:
-        """True between start and stop."""
-        return self._session is not None
+    def join(self, watched: Watched) -> None:
+        """Begins to watch what a session sees, or the calls of one function."""
+        if self._joined is None and self._read_settings():
+            with_modes_aside(self.started)
+            self._joined, self.active = watched, True
+            watched.add(self)
 
-    def join(self, session: Any) -> None:
-        """Begins to watch what `session` sees."""
-        if self._session is None and self._read_settings():
-            unusual.with_modes_aside(self.started)
-            self._session = session
-            session.add(self)
-
-    # -- for subclasses -----------------------------------------------------------------------------------------------
-
-    def started(self) -> None:
-        """Called by `start`: reads further settings, opens files."""
-
-    def stopped(self) -> None:
-        """Called by `stop`: shows the summary, closes files."""
-
-    def step_began(self, step: int) -> None:
-        """Called by op_tools.step()."""
-
-    def before(self, call: OpCall) -> Any:
-        """Called before the op runs; what it returns is handed to `after` or `failed`."""
-
-    def after(self, call: OpCall, state: Any) -> Any:
-        """Called with the op's result; what it returns (not None) is handed to `flowed` when gradients flow."""
-
-    def failed(self, call: OpCall, state: Any) -> None:
-        """Called instead of `after` when the op raised `call.error`."""
-
-    def run(self, call: OpCall, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Called in place of the op; `proceed(*args, **kwargs)` runs it. Only for tools with `changes`."""
-        return proceed(*args, **kwargs)
-
-    def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
-        """Called in backward with the gradients at the op's edge. `call` has let go of its tensors."""
-
-    def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any] | None:
-        """Where it is the only tool for an op: what takes (func, args, kwargs) the whole way, if there is such.
-
-        It returns `otherwise`, with nothing done, for a call that must go the usual way.
-        """
-        return None
-
-    def begins(self, call: OpCall, state: Any) -> None:
-        """Called before each autograd node of the op, in backward."""
-
-    def ends(self, call: OpCall, state: Any) -> None:
-        """Called after each autograd node of the op, in backward."""
-
-    # -----------------------------------------------------------------------------------------------------------------
+    def abandon(self) -> None:
+        super().abandon()
+        self._joined = None
 
     def _read_settings(self) -> bool:
+        """False where this rank is not to be watched."""
         ops, skip, out, steps, ranks, verbose = self._arguments
         self.selection = selection(self.prefix, ops, skip)
         self.out = settings.OUT.get() if out is None else Path(out)
@@ -163,25 +116,14 @@ class Tool:
             )
 
 
+AnyTool = Tool[Any, Any]
+# the tools by their names in apply_feature; each puts itself here when it is imported
+FEATURES: dict[str, type[AnyTool]] = {}
+
+
 def this_rank() -> int:
     """This process's rank in a distributed run; 0 where there is none."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     rank = os.environ.get("RANK", "0")
     return int(rank) if rank.isdigit() else 0
-
-
-class Steps:
-    """Counts training steps, for the whole process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.current = 0
-
-    def advance(self) -> int:
-        with self._lock:
-            self.current += 1
-            return self.current
-
-
-STEPS = Steps()

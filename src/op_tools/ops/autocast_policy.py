@@ -1,4 +1,4 @@
-"""What torch.autocast is doing, and what it does on accelerators: torch's policies for CUDA, by the names of ops."""
+"""What torch.autocast is doing now, and which dtype it gives an op on accelerators."""
 
 from __future__ import annotations
 
@@ -6,28 +6,11 @@ from typing import Any, Callable
 
 import torch
 
-from op_tools.ops.kinds import words
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
 from op_tools.values import trees
 
 _BY_DEVICE = hasattr(torch, "get_autocast_dtype")  # torch 2.4
-
-# These run in autocast's low precision …
-_LOW = words(
-    """_convolution addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d
-    conv_transpose2d conv_transpose3d convolution einsum gru gru_cell linear linalg_multi_dot linalg_vecdot lstm
-    lstm_cell matmul __matmul__ __rmatmul__ mm multi_dot multi_head_attention_forward mv prelu rnn_relu rnn_relu_cell
-    rnn_tanh rnn_tanh_cell scaled_dot_product_attention vecdot"""
-)
-# … and these in float32.
-_FULL = words(
-    """__pow__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity
-    cross_entropy cumprod cumsum dist erfinv exp expm1 frobenius_norm group_norm hinge_embedding_loss huber_loss kl_div
-    l1_loss layer_norm linalg_matrix_norm linalg_vector_norm log log10 log1p log2 log_softmax logsumexp
-    margin_ranking_loss matrix_norm mse_loss multi_margin_loss multilabel_margin_loss nll_loss nll_loss2d norm
-    normalize nuclear_norm pdist poisson_nll_loss pow prod reciprocal renorm rms_norm rsqrt sinh smooth_l1_loss
-    soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss vector_norm"""
-)
-
 
 # autocast touches tensors of these dtypes
 ELIGIBLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -56,12 +39,14 @@ def active_device_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | N
     return None
 
 
-def chosen_dtype(short_name: str, device_type: str) -> torch.dtype | None:
+def chosen_dtype(name: str, device_type: str) -> torch.dtype | None:
     """The dtype that autocast gives an op; None where it leaves the choice to the arguments, or is off."""
     active = active_dtype(device_type)
-    return None if active is None else dtype_by_policy(short_name, active)
+    return None if active is None else dtype_by_policy(name, active)
 
 
-def dtype_by_policy(short_name: str, active: torch.dtype) -> torch.dtype | None:
-    """The same, where autocast is on with this low precision."""
-    return active if short_name in _LOW else torch.float32 if short_name in _FULL else None
+def dtype_by_policy(name: str, active: torch.dtype) -> torch.dtype | None:
+    """The same, where autocast is on with this low precision. The policy is torch's for CUDA."""
+    if catalogue.has(name, Trait.AUTOCAST_LOW):
+        return active
+    return torch.float32 if catalogue.has(name, Trait.AUTOCAST_FLOAT32) else None

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import get_overridable_functions, resolve_name
 
 from op_tools.errors import UnknownOpError
-from op_tools.ops.names import is_no_op
+from op_tools.ops.catalogue import NO_OPS
 
 # registered ops that reach beyond the tensors they are given
 _REACHES_FILES = ("torch.from_file", "aten.from_file", "torch.Tensor.share_memory_", "torch.load", "torch.save")
@@ -45,7 +45,7 @@ def torch_op(name: str, trusted: tuple[str, ...] = ()) -> Any:
     if any(name.startswith(f"{package}.") for package in trusted):
         return look_up(name)[2]
     function = None
-    if name not in _REACHES_FILES and not is_no_op(name):
+    if name not in _REACHES_FILES and not NO_OPS.fullmatch(name):
         function = _torchs_own().get(name) or _registered(name)
         if function is None and name.startswith("torch.") and name.count(".") == 1:
             # factories and the ops of optimizers: torch.full, torch._foreach_add_

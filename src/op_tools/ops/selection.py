@@ -9,6 +9,7 @@ from typing import Any, Callable, Union
 
 from op_tools.errors import SettingError
 from op_tools.ops.names import op_name
+from op_tools.output import messages
 
 Ops = Union[str, Callable[..., Any], Iterable[Union[str, Callable[..., Any]]]]
 
@@ -34,6 +35,33 @@ class Selection:
     def unmatched(self) -> list[str]:
         """Entries of the list that no op had until now: misspelt, or never called."""
         return [] if self._only is None else self._only.unmatched()
+
+
+class Narrowed(Selection):
+    """A selection without the ops that a tool leaves alone; a user who named one is told why."""
+
+    def __init__(self, chosen: Selection, tool: str, leaves_alone: Callable[[str, bool], str | None]) -> None:
+        self._chosen = chosen
+        self._tool = tool
+        self._leaves_alone = leaves_alone
+
+    def __contains__(self, name: str) -> bool:
+        if name not in self._chosen:
+            return False
+        spelt_out = self._chosen.spells_out(name)
+        reason = self._leaves_alone(name, spelt_out)
+        if reason is not None and spelt_out:
+            messages.say_once("alone", self._tool, name, text=f"{self._tool} leaves {name} alone: {reason}")
+        return reason is None
+
+    def names(self, name: str) -> bool:
+        return self._chosen.names(name)
+
+    def spells_out(self, name: str) -> bool:
+        return self._chosen.spells_out(name)
+
+    def unmatched(self) -> list[str]:
+        return self._chosen.unmatched()
 
 
 class _Names:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Callable, Union
+from typing import Any, Callable, Protocol, Union
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from op_tools import native
-from op_tools.core.call import OpCall
 from op_tools.values import trees
 
 ARGUMENT_COLUMNS = (
@@ -27,6 +25,29 @@ ARGUMENT_COLUMNS = (
     "data_ptr",
     "value",
 )
+
+
+class Place(Protocol):
+    """What is shown of the place of a call: core.where.Where."""
+
+    module: str
+    stack: str | None
+
+    def line(self) -> str: ...
+
+
+class Call(Protocol):
+    """What is shown of a call: core.call.OpCall. This room lies below core, and does not import it."""
+
+    id: int
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    error: BaseException | None
+
+    @property
+    def where(self) -> Place: ...
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], keep_empty: bool = False) -> str:
@@ -80,7 +101,7 @@ def _short(value: Any, longest: int = 60) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def heading(call: OpCall) -> str:
+def heading(call: Call) -> str:
     """What stands above each table: the op's name, its id, and the user's own source line."""
     where = call.where
     module, stack = where.module, where.stack
@@ -153,10 +174,10 @@ _stride: Callable[[Tensor], Any] = Tensor.stride
 _pointer: Callable[[Tensor], int] = Tensor.data_ptr
 
 
-def choose_way() -> None:
-    """With the C++ helper or without; asked when a tool starts that shows every call."""
+def choose_way(helper: Any) -> None:
+    """With the C++ helper, or without (None)."""
     global _helper
-    _helper = native.library()
+    _helper = helper
 
 
 def _remember(key: Any, rows: list[tuple[str, ...]]) -> _Known:
@@ -233,12 +254,12 @@ def _table_with_gaps(rows: list[tuple[str, ...]], widths: tuple[int, ...] | byte
     return re.split(f"({re.escape(mark)}+)", text)
 
 
-def inputs(call: OpCall) -> Described:
+def inputs(call: Call) -> Described:
     """The arguments of a call that has not run yet."""
     return _described(call.name, "inputs", call.args, call.kwargs, False)
 
 
-def arguments_table(call: OpCall, inputs: Described, above: str = "", below: str = "") -> str:
+def arguments_table(call: Call, inputs: Described, above: str = "", below: str = "") -> str:
     """Inputs and outputs of a call that has run; between other texts without being copied once more."""
     outputs = None if call.error is not None else _described(call.name, "outputs", (call.result,), {}, True)
     return _described_table(inputs, outputs, above, below)

@@ -23,16 +23,16 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Union
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from op_tools import settings
-from op_tools.core import unusual
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
+from op_tools.core.modes import with_modes_aside
 from op_tools.core.tool import Tool
 from op_tools.errors import OverflowFound, StopTraining
 from op_tools.output import messages, paths, tables
@@ -45,7 +45,6 @@ from op_tools.values import trees
 from op_tools.values.tensors import (
     TENSORS,
     aliases_of,
-    choose_way,
     inputs_of,
     requires_grad,
     size_of,
@@ -62,11 +61,12 @@ _FROM_OUTSIDE = "it was in the data, in a parameter, or in memory that nobody ha
 _FROM_BETWEEN = "it arose where gradients are summed up, in an op that is not watched, or was given to backward"
 
 
-class OpOverflowCheck(Tool):
+class OpOverflowCheck(Tool[Union[Intent, Record], Flow]):
     """Finds the first NaN or Inf, forward or backward. The action is continue, stop (raise OverflowFound) or dump."""
 
     hook = "OpOverflowCheckHook"
     prefix = "OP_OVERFLOW_CHECK"
+    feature = "overflow_check"
     watches_gradients = True
 
     def __init__(self, *, action: str | None = None, **arguments: Any) -> None:
@@ -91,7 +91,6 @@ class OpOverflowCheck(Tool):
 
     def started(self) -> None:
         self._reset()
-        choose_way()
         setting, given = settings.OVERFLOW_ACTION, self._wanted_action
         self._action = setting.get() if given is None else settings.parse("action", given, setting.parse, setting.help)
         if self.verbose == 2:
@@ -113,10 +112,8 @@ class OpOverflowCheck(Tool):
 
     def _settle(self, wait: bool) -> None:
         """Between calls, where the core does not stand between us and the user's modes and program."""
-        aside = unusual.modes_aside(True)
-        assert aside is not None
         try:
-            aside(self._flush_and_read, wait)
+            with_modes_aside(self._flush_and_read, wait)
         except StopTraining:
             raise
         except Exception as error:  # noqa: BLE001  a defect of ours must not end training
@@ -129,7 +126,7 @@ class OpOverflowCheck(Tool):
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def before(self, call: OpCall) -> Any:
+    def before(self, call: OpCall) -> Intent | Record:
         intent = self._intents.get(call.name)
         if intent is not None and intent.is_plain and "out" not in call.kwargs and self._action != "dump":
             return intent
@@ -155,11 +152,10 @@ class OpOverflowCheck(Tool):
             record.together = self._checks.will_change(targets, matters)
         return record
 
-    def after(self, call: OpCall, state: Any) -> Any:
-        if state is None:  # `before` failed
-            return None
+    def after(self, call: OpCall, state: Intent | Record) -> Flow | None:
         result = call.result
-        if type(state) is Intent:
+        record: Record | None
+        if isinstance(state, Intent):
             intent, record = state, None
             for value in call.args:
                 if value is result:
@@ -197,12 +193,11 @@ class OpOverflowCheck(Tool):
 
     # -- backward, in autograd's threads ------------------------------------------------------------------------------
 
-    def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
+    def flowed(self, call: OpCall, state: Flow, gradients: Gradients) -> None:
         left, made = aliases_of(gradients.inputs, gradients.outputs)
-        flow: Flow = state
-        record = Record(call, flow.intent)
-        record.gradients, record.flow, record.inputs = (gradients.outputs, left, made), flow, flow.inputs
-        flow.inputs = None  # a loss that the program keeps would keep them all
+        record = Record(call, state.intent)
+        record.gradients, record.flow, record.inputs = (gradients.outputs, left, made), state, state.inputs
+        state.inputs = None  # a loss that the program keeps would keep them all
         with self._lock:
             self._checks.add(record, made, backward=True)
 

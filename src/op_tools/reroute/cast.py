@@ -6,9 +6,9 @@
     | torch.nn.functional.linear | torch.bfloat16 -> torch.float32 |  180  |
     +----------------------------+---------------------------------+-------+
 
-Ops that only move data and ops that make numbers out of nothing are left alone: the lists are in
-rerouting/kinds.py. One that moves data is cast where the user's list holds its very name. Under autocast, the dtype
-that autocast would give an op is the one that is looked up, and autocast does not undo the cast.
+Ops that only move data and ops that make numbers out of nothing are left alone (ops/catalogue.py lists them). One that
+moves data is cast where the user's list holds its very name. Under autocast, the dtype that autocast would give an op
+is the one that is looked up, and autocast does not undo the cast.
 
 The variables are read when the tool starts. Under apply_feature, which starts at once, they count from when they are
 set: the reference's own example sets OP_DTYPE_CAST_DICT after it.
@@ -24,7 +24,7 @@ import torch
 from op_tools.core.call import OpCall
 from op_tools.core.tool import Tool
 from op_tools.errors import SettingError
-from op_tools.ops import kinds
+from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import (
     DEFAULT_CASTS,
     Casts,
@@ -36,6 +36,8 @@ from op_tools.ops.cast_tables import (
     tables_from,
     variables_of,
 )
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.selection import Narrowed
 from op_tools.output import messages, tables
 from op_tools.reroute.casting import Cast, ForeachCast, Kind, cast_call
 from op_tools.values import trees
@@ -43,7 +45,7 @@ from op_tools.values import trees
 COLUMNS = ("name", "target", "action", "config")
 
 
-class OpDtypeCast(Tool):
+class OpDtypeCast(Tool[None, None]):
     """Casts tensors of some dtypes among an op's arguments, runs it, and casts its results back.
 
     `casts`: the dtypes to replace, and by which, as a dictionary or in the form of OP_DTYPE_CAST_DICT, for which it
@@ -52,6 +54,7 @@ class OpDtypeCast(Tool):
 
     hook = "OpDtypeCastHook"
     prefix = "OP_DTYPE_CAST"
+    feature = "cast_dtype"
     changes = True
     runs_again = True
 
@@ -67,7 +70,7 @@ class OpDtypeCast(Tool):
         self._variables = cast_variables()
         self._tables = read_cast_tables() if self._casts is None else tables_from(self._casts)
         self._by_op, self._kinds = {}, {}
-        self.selection = kinds.Narrowed(self.selection, "OpDtypeCast", _reason_to_leave)
+        self.selection = Narrowed(self.selection, "OpDtypeCast", _reason_to_leave)
 
     def stopped(self) -> None:
         if not self._kinds or self.verbose < 1:
@@ -123,12 +126,12 @@ class OpDtypeCast(Tool):
         return kind
 
 
-def _reason_to_leave(short_name: str, spelt_out: bool) -> str | None:
-    if short_name in kinds.VIEWS or short_name in kinds.PERHAPS_VIEWS or short_name in kinds.NO_ARITHMETIC:
+def _reason_to_leave(name: str, spelt_out: bool) -> str | None:
+    if catalogue.has(name, catalogue.MAY_BE_VIEW | Trait.NO_ARITHMETIC):
         return "its result shares memory with its argument, or is there to have this dtype"
-    if short_name in kinds.FACTORIES or short_name in kinds.CONSTRUCTORS:
+    if catalogue.has(name, Trait.FILLS | Trait.CONSTRUCTS):
         return "it does not compute with its arguments"
-    if short_name in kinds.MOVERS and not spelt_out:
+    if catalogue.has(name, Trait.MOVES_DATA) and not spelt_out:
         return "it only moves data"
     return None
 

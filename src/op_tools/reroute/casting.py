@@ -10,8 +10,10 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools.ops import autocast_policy, kinds
+from op_tools.ops import autocast_policy
 from op_tools.ops.cast_tables import CastTable
+from op_tools.ops.names import normalized
+from op_tools.ops.silent_writes import silently_written
 from op_tools.reroute.elsewhere import StandIns, copy_together, write_together
 from op_tools.values import trees
 
@@ -111,7 +113,7 @@ class Cast:
 
     def finish(self, result: Any, func: Callable[..., Any], kind: Kind) -> Any:
         """Writes back what the op wrote into its arguments, and casts its results back."""
-        self.stand_ins.write_back(kinds.silently_written(self._name, func, *self._original))
+        self.stand_ins.write_back(silently_written(self._name, func, *self._original))
         if isinstance(result, Tensor):
             return self._back(result, 0, func, kind)
         for cast, original in zip(self.args, self._original[0]):
@@ -143,7 +145,7 @@ class Cast:
         """What the op returns without a cast, tensor by tensor; the last one stands for all that follow."""
         if self._autocast_to is not None:
             return [self._autocast_to]
-        on_meta = _dtypes_on_meta(func, *self._original) if kinds.short_name(self._name) else []
+        on_meta = _dtypes_on_meta(func, *self._original) if normalized(self._name).form else []
         return on_meta or [self._dtype_by_rule()]
 
     def _dtype_by_rule(self) -> torch.dtype:
@@ -236,7 +238,7 @@ def cast_call(
     """The call with its arguments cast; None where there is nothing to cast."""
     device_type = autocast_policy.active_device_type(args, kwargs)
     if device_type is not None and kwargs.get("out") is None:
-        chosen = autocast_policy.chosen_dtype(kinds.short_name(name), device_type)
+        chosen = autocast_policy.chosen_dtype(name, device_type)
         if chosen is not None and _has_one_of((args, list(kwargs.values())), autocast_policy.ELIGIBLE):
             # autocast would give the op this dtype, whatever its arguments are
             if chosen not in table:

@@ -8,7 +8,7 @@
 
 The gradients of such an op are computed on the CPU, too. Random ops draw from the CPU's generator; where they are given
 a generator of the device, the CPU's numbers follow from that one's state. Ops that compute nothing stay on the device
-(rerouting/kinds.py lists them): a view must be a view of the device's tensor, and a copy to another device is what it
+(ops/catalogue.py lists them): a view must be a view of the device's tensor, and a copy to another device is what it
 says. What the CPU does not have in half precision is computed in float32 there; what it does not have at all stays on
 the device, with a message.
 """
@@ -22,12 +22,14 @@ import torch
 from torch.autograd import forward_ad
 
 from op_tools import settings
-from op_tools.core import unusual
 from op_tools.core.call import OpCall
+from op_tools.core.modes import dispatch_modes, with_modes_aside
 from op_tools.core.tool import Tool
 from op_tools.core.where import Where
-from op_tools.ops import kinds
+from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import DEFAULT_CASTS
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.selection import Narrowed
 from op_tools.output import messages, tables
 from op_tools.reroute.casting import cast_call
 from op_tools.reroute.trip import Arguments, Trip
@@ -44,11 +46,12 @@ _MISSING = re.compile(
 )
 
 
-class OpFallback(Tool):
+class OpFallback(Tool[None, None]):
     """Runs ops on the CPU. `auto`: only those that the device does not have (OP_FALLBACK_AUTO)."""
 
     hook = "OpFallbackHook"
     prefix = "OP_FALLBACK"
+    feature = "fallback"
     changes = True
     runs_again = True
 
@@ -64,7 +67,7 @@ class OpFallback(Tool):
     def started(self) -> None:
         self._auto = settings.FALLBACK_AUTO.get() if self._auto_argument is None else self._auto_argument
         self._not_on_device, self._not_on_cpu, self._fallen = {}, set(), {}
-        self.selection = kinds.Narrowed(self.selection, "OpFallback", _reason_to_stay)
+        self.selection = Narrowed(self.selection, "OpFallback", _reason_to_stay)
 
     def stopped(self) -> None:
         if self._fallen and self.verbose >= 1:
@@ -180,9 +183,8 @@ def _attempt(trip: Trip, run: Callable[[Proceed], Any], proceed: Proceed) -> tup
 
 def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
     """What we do ourselves is no op of the user's."""
-    aside = unusual.modes_aside(False)
-    if aside is not None:
-        return aside(function, *arguments)
+    if dispatch_modes():
+        return with_modes_aside(function, *arguments)
     with torch._C.DisableTorchFunction():
         return function(*arguments)
 
@@ -197,10 +199,10 @@ def _key(call: OpCall, args: Args, kwargs: Kwargs) -> Any:
     return call.name, frozenset(tensor.dtype for tensor in trees.tensors((args, kwargs)))
 
 
-def _reason_to_stay(short_name: str, spelt_out: bool) -> str | None:
-    if short_name in kinds.VIEWS:
+def _reason_to_stay(name: str, spelt_out: bool) -> str | None:
+    if catalogue.has(name, Trait.ALWAYS_VIEW):
         return "a view has to be one of the tensor on the device"
-    return "it computes nothing" if short_name in kinds.NO_ARITHMETIC else None
+    return "it computes nothing" if catalogue.has(name, Trait.NO_ARITHMETIC) else None
 
 
 def _input_rows(name: str, args: Args, kwargs: Kwargs, trip: Trip) -> list[tuple[str, ...]]:

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils import _device
 
-from op_tools.ops import autocast_policy, kinds
+from op_tools.ops import autocast_policy, catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
+from op_tools.ops.silent_writes import silently_written
 from op_tools.reroute.carry import CPU, DENSE, GAPS, blank_copy, carry, layout_of
 from op_tools.reroute.casting import on_meta
 from op_tools.reroute.elsewhere import StandIns
@@ -27,7 +30,7 @@ class Arguments:
 
     def __init__(self, name: str, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> None:
         self.name = name
-        self.short = kinds.short_name(name)
+        self.short = normalized(name).form
         self.func = func
         self.args = args
         self.kwargs = kwargs
@@ -49,7 +52,9 @@ class Arguments:
         if (asked is not None and asked.type == "meta") or any(tensor.is_nested for tensor in self.on_device):
             return None
         if asked is None:
-            if self.short in kinds.PERHAPS_VIEWS and _is_view(self.func, self.args, self.kwargs):
+            if catalogue.has(self.name, Trait.PERHAPS_VIEW | Trait.CONVERTS) and _is_view(
+                self.func, self.args, self.kwargs
+            ):
                 return None
             # a list of numbers, some on the device: they are read one by one, and the result is on the CPU
             if self.short == "tensor" and not isinstance(self.args[0], Tensor):
@@ -87,7 +92,7 @@ class Trip:
     def finish(self, result: Any) -> Any:
         """Writes back what the op wrote into its arguments, and brings its results home."""
         call = self._call
-        self._stand_ins.write_back(kinds.silently_written(call.name, call.func, call.args, call.kwargs))
+        self._stand_ins.write_back(silently_written(call.name, call.func, call.args, call.kwargs))
         for there, original in zip(self.args, call.args):
             if result is there and self._call.asked is None:  # also a list of tensors that the op has changed
                 return original
@@ -121,7 +126,7 @@ class Trip:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():  # so that they count their versions
                 return carry(tensors, CPU)
-        if self._call.short in kinds.OVERWRITES and self._overwrites(tensors):
+        if catalogue.has(self._call.name, Trait.OVERWRITES) and self._overwrites(tensors):
             return [blank_copy(tensors[0], CPU), *carry(tensors[1:], CPU)]
         return carry(tensors, CPU)
 
@@ -152,7 +157,7 @@ class Trip:
 
     def _as_autocast_has_them(self) -> tuple[Args, Kwargs]:
         """The arguments in the dtype that the device's autocast gives them. The CPU's has a list of its own."""
-        chosen = autocast_policy.chosen_dtype(self._call.short, self._device_type)
+        chosen = autocast_policy.chosen_dtype(self._call.name, self._device_type)
         if chosen is None or self.kwargs.get("out") is not None:
             return self.args, self.kwargs
         copies = {id(stand_in) for stand_in in self._stand_ins.stand_ins}
@@ -168,7 +173,7 @@ class Trip:
     def _staying_on_cpu(self, result: Any) -> list[Tensor]:
         """Results that belong to the CPU: the user's own tensors, and those of a few ops."""
         staying = self._call.on_cpu if self._call.asked is None else []
-        return [*staying, result[1]] if self._call.short in kinds.SECOND_RESULT_ON_CPU else staying
+        return [*staying, result[1]] if catalogue.has(self._call.name, Trait.SECOND_RESULT_ON_CPU) else staying
 
     def _brought_home(self, tensors: list[Tensor]) -> list[Tensor]:
         leaves = [tensor.requires_grad and tensor.is_leaf for tensor in tensors]  # torch.ones(3, requires_grad=True)

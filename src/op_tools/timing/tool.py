@@ -16,7 +16,7 @@ except at OP_TOOLS_VERBOSE=2, which shows each call at once.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from op_tools import native, settings
 from op_tools.core.call import OpCall
@@ -29,11 +29,12 @@ from op_tools.timing.native_ledger import NativeLedger
 from op_tools.values import trees
 
 
-class OpTimeMeasure(Tool):
+class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Any]):
     """Measures forward and backward time of every op call: a summary, a table on disk, and a trace for Perfetto."""
 
     hook = "OpTimeMeasureHook"
     prefix = "OP_TIME_MEASURE"
+    feature = "measure_op_time"
     innermost = True
     watches_gradients = True
     times_gradients = True
@@ -75,23 +76,19 @@ class OpTimeMeasure(Tool):
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def before(self, call: OpCall) -> Any:
+    def before(self, call: OpCall) -> tuple[Any, tables.Described | None]:
         shown = tables.inputs(call) if self.verbose == 2 else None
         return self._ledger.begin(call), shown
 
-    def after(self, call: OpCall, state: Any) -> Any:
-        if state is None:  # `before` failed
-            return None
+    def after(self, call: OpCall, state: tuple[Any, tables.Described | None]) -> Any:
         span, shown = state
         will_flow = self._ledger.end(span, call.result)
         if shown is not None:
             self._show_forward(call, shown, span.timing)
         return span if will_flow else None
 
-    def failed(self, call: OpCall, state: Any) -> None:
-        if state is not None:
-            span, _ = state
-            span.give_up()
+    def failed(self, call: OpCall, state: tuple[Any, tables.Described | None]) -> None:
+        state[0].give_up()
 
     # -- backward, in autograd's threads; where the C++ helper is there, it does this by itself -----------------------
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from op_tools import native
 from op_tools.values import trees
 
 TENSORS = frozenset((Tensor, Parameter))
@@ -54,10 +53,9 @@ _are_these: Callable[[Any, Any], bool] | None = None
 _aliases_of: Callable[[Gradients, Gradients], tuple[Gradients, list[Tensor]] | None] | None = None
 
 
-def choose_way() -> None:
-    """With the C++ helper or without; asked when the tool starts."""
+def choose_way(helper: Any) -> None:
+    """With the C++ helper, or without (None)."""
     global _aliases_of, _are_these, _inputs_of, _state_of
-    helper: Any = native.library()
     _state_of, _inputs_of, _are_these, _aliases_of = (
         (None, None, None, None)
         if helper is None

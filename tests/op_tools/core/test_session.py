@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import op_tools
-from op_tools.core import unusual
+from op_tools.core import left_alone
 from op_tools.core.tool import Tool
 from op_tools.errors import SettingError, StopTraining
 
@@ -280,7 +280,7 @@ class TestSelection:
         assert "no op that was called matches torch.Tensor.ad in its list" in capsys.readouterr().err
 
     def test_steps_limit_a_tool(self, device):
-        from op_tools.core.tool import STEPS
+        from op_tools.core.call import STEPS
 
         x = torch.ones(3, device=device)
         first = STEPS.current + 1
@@ -296,7 +296,7 @@ class TestSelection:
         assert depths == [0, 1, 1, 0], "outside of its steps a tool costs nothing"
 
     def test_steps_from_the_environment(self, device, monkeypatch):
-        from op_tools.core.tool import STEPS
+        from op_tools.core.call import STEPS
 
         monkeypatch.setenv("OP_TOOLS_STEPS", f"{STEPS.current + 1}-")
         with Recorder() as recorder:
@@ -454,10 +454,10 @@ class TestUnusual:
     @pytest.mark.parametrize(("stream", "capturing", "seen"), [(0, True, 1), (7, True, 0), (7, False, 1)])
     def test_only_a_stream_of_its_own_can_be_captured(self, device, monkeypatch, stream, capturing, seen):
         """The default stream cannot; there the driver is not asked."""
-        monkeypatch.setattr(unusual, "_has_cuda", True)
-        monkeypatch.setattr(unusual, "_cuda_device", lambda: 0)
-        monkeypatch.setattr(unusual, "_cuda_stream", lambda index: stream)
-        monkeypatch.setattr(unusual, "_is_capturing", lambda: capturing)
+        monkeypatch.setattr(left_alone, "_has_cuda", True)
+        monkeypatch.setattr(left_alone, "_cuda_device", lambda: 0)
+        monkeypatch.setattr(left_alone, "_cuda_stream", lambda index: stream)
+        monkeypatch.setattr(left_alone, "_is_capturing", lambda: capturing)
         x = torch.ones(3, device=device)
         with Recorder() as recorder:
             x.mul(2)

@@ -183,7 +183,7 @@ def test_the_helper_leaves_to_python_what_has_no_version():
 
 @pytest.fixture
 def _chosen(way):
-    tensors.choose_way()
+    tensors.choose_way(native.library())
 
 
 @pytest.mark.usefixtures("_chosen")

@@ -15,7 +15,9 @@ import op_tools
 from ditorch.demo import GPT, batches
 from op_tools.core.tool import Tool
 from op_tools.errors import SettingError
-from op_tools.ops import kinds
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
 from op_tools.reroute import casting
 
 from .. import op_samples
@@ -25,7 +27,7 @@ CHUNKS = 8
 # What they save for backward is float32 on some devices and as the input on others.
 STATISTICS = ("native_layer_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 UNDEFINED = ("empty", "new_empty")
-ALONE = kinds.VIEWS | kinds.PERHAPS_VIEWS | kinds.NO_ARITHMETIC | kinds.MOVERS | kinds.FACTORIES | kinds.CONSTRUCTORS
+ALONE = catalogue.MAY_BE_VIEW | Trait.NO_ARITHMETIC | Trait.MOVES_DATA | Trait.FILLS | Trait.CONSTRUCTS
 
 
 class Counter(Tool):
@@ -73,13 +75,13 @@ def check(op, sample, low):
 
     args, kwargs = sample.arguments()
     torch.manual_seed(0)
-    short = kinds.short_name(counter.names[0])
+    is_alone = catalogue.has(counter.names[0], ALONE)
 
     def up(value):
         is_low = isinstance(value, torch.Tensor) and value.dtype == low
         return value.float() if is_low else torch.float32 if value is low else value
 
-    by_hand = (args, kwargs) if short in ALONE else pytree.tree_map(up, (args, kwargs))
+    by_hand = (args, kwargs) if is_alone else pytree.tree_map(up, (args, kwargs))
     expected = [
         tensor.to(result.dtype) for tensor, result in zip(tensors_in(op.op(*by_hand[0], **by_hand[1])), outputs)
     ]
@@ -323,7 +325,7 @@ class ByHand(torch.overrides.TorchFunctionMode):
     computes = ("linear", "layer_norm", "gelu", "scaled_dot_product_attention", "add", "embedding", "cross_entropy")
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = kinds.short_name(torch.overrides.resolve_name(func) or "")
+        name = normalized(torch.overrides.resolve_name(func) or "").form
         if name not in self.computes and not name.startswith("_foreach"):
             return func(*args, **(kwargs or {}))
         up_args, up_kwargs = pytree.tree_map(self.up, (args, kwargs or {}))

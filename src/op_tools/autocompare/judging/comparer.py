@@ -18,8 +18,8 @@ from op_tools.autocompare.judging.verdict import RIGHT, Row
 from op_tools.autocompare.observed import CannotCompare, ObservedCall, output_names
 from op_tools.autocompare.reference.runs import Reference, Run
 from op_tools.autocompare.reference.ways import Dtypes, ways_with
-from op_tools.ops import traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
 from op_tools.values import trees
 
 Gradients = Sequence[Any]  # a tensor or None for each
@@ -62,7 +62,7 @@ class Comparer:
 
     def forward(self, call: ObservedCall, with_graph: bool = False) -> Comparison:
         """Inputs, which the call may have damaged, and outputs. With a graph, the runs are kept for `backward`."""
-        if traits.has(call.name, Trait.EMPTY):
+        if catalogue.has(call.name, Trait.EMPTY):
             return Comparison(skipped="uninitialised memory")
         if self._is_random(call):
             return _of_random(random_ops.forward_rows(call, self.tolerances))
@@ -132,7 +132,7 @@ class Comparer:
 
     def reference_for_first_look(self, call: ObservedCall, with_graph: bool) -> Reference | None:
         """None where only a full comparison will do."""
-        if traits.of(call.name) is None or traits.has(call.name, Trait.EMPTY):
+        if catalogue.of(call.name) is None or catalogue.has(call.name, Trait.EMPTY):
             return None
         if call.is_tf32 or self._is_random(call):
             return None

@@ -15,7 +15,7 @@ from op_tools.autocompare.judging.measures import dense, measured, same_bits
 from op_tools.autocompare.judging.verdict import RIGHT, Row, Verdict, error_info
 from op_tools.autocompare.observed import Value
 from op_tools.autocompare.reference.runs import Reference
-from op_tools.ops.traits import Trait
+from op_tools.ops.catalogue import Trait
 
 
 def rows_of(values: Sequence[Value], reference: Reference, tolerances: Tolerances) -> list[Row]:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from op_tools import settings
-from op_tools.ops import traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
 
 
 class Limits(NamedTuple):
@@ -120,26 +120,26 @@ def precision_for(
     """
     dtypes = [real(got)] if computed_in is None else [real(got), real(computed_in)]
     dtype = max(dtypes, key=lambda one: float(torch.finfo(one).eps))
-    is_fine = traits.has(op, Trait.FINE) and dtype in IN_16_BITS and is_by_element
+    is_fine = catalogue.has(op, Trait.FINE) and dtype in IN_16_BITS and is_by_element
     limits = _limits_of(op, dtype, is_tf32, on_device)
     precision = precision_of(dtype, limits, slack, _FLOOR_IN_FLOAT32 if is_fine else 1.0)
-    return precision._replace(goes_on=traits.has(op, Trait.STEPS))
+    return precision._replace(goes_on=catalogue.has(op, Trait.STEPS))
 
 
 def _limits_of(op: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> Limits | None:
     """None for those that the dtype has anyway."""
     is_low = torch.finfo(dtype).bits <= 16
-    if not traits.has(op, traits.ON_MATRIX_UNITS):
-        if not is_low or not traits.has(op, Trait.NORM):
+    if not catalogue.has(op, catalogue.ON_MATRIX_UNITS):
+        if not is_low or not catalogue.has(op, Trait.NORM):
             return None
         return LOW_NORM_ALONE if on_device else LOW_NORM
     if is_low:
-        return LOW_STEPS if traits.has(op, Trait.STEPS) else LOW_SUMS
+        return LOW_STEPS if catalogue.has(op, Trait.STEPS) else LOW_SUMS
     if dtype is not torch.float32:
         return None
     if is_tf32:
         return TF32
-    return SINGLE_LOOSE if traits.has(op, Trait.CONVOLUTION) or "attention" in op else None
+    return SINGLE_LOOSE if catalogue.has(op, Trait.CONVOLUTION) or "attention" in op else None
 
 
 def rounding_of(dtypes: list[torch.dtype], costs_are_known: bool) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,24 +21,17 @@ from op_tools.autocompare.judging.limits import (
 from op_tools.autocompare.judging.measures import EQUAL
 from op_tools.autocompare.judging.verdict import Row, Verdict, error_info
 from op_tools.autocompare.observed import ObservedCall
-from op_tools.ops import traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.distributions import Draws, argument
+from op_tools.ops.names import normalized
 from op_tools.values import trees
-
-
-class Draws(NamedTuple):
-    """What random numbers should be like. None where nothing is known."""
-
-    mean: float
-    deviation: float
-    low: float = -math.inf
-    high: float = math.inf
 
 
 @functools.lru_cache(maxsize=10_000)
 def may_be_random(name: str) -> bool:
     """Whether results of this op depend on random numbers, at least with some arguments."""
-    return traits.has(name, Trait.RANDOM) or traits.base_name(name) in _RANDOM_AT_TIMES
+    return catalogue.has(name, Trait.RANDOM) or normalized(name).base in _RANDOM_AT_TIMES
 
 
 _RANDOM_AT_TIMES = (
@@ -48,18 +41,18 @@ _RANDOM_AT_TIMES = (
 
 def is_random(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True where this call's result depends on random numbers: dropout in training, not in evaluation."""
-    base = traits.base_name(name)
-    if traits.has(name, Trait.RANDOM):
-        if traits.has(name, Trait.DROPOUT) or base in ("alpha_dropout", "feature_alpha_dropout"):
+    base = normalized(name).base
+    if catalogue.has(name, Trait.RANDOM):
+        if catalogue.has(name, Trait.DROPOUT) or base in ("alpha_dropout", "feature_alpha_dropout"):
             return drop_rate(args, kwargs) not in (0.0, 1.0) and _in_training(args, kwargs)
         if base == "rrelu":
-            return bool(_argument(args, kwargs, 3, "training", False))
+            return bool(argument(args, kwargs, 3, "training", False))
         return True
     if base == "scaled_dot_product_attention":
-        return float(_argument(args, kwargs, 4, "dropout_p", 0.0)) > 0
+        return float(argument(args, kwargs, 4, "dropout_p", 0.0)) > 0
     if base == "multi_head_attention_forward":
-        return float(_argument(args, kwargs, 10, "dropout_p", 0.0)) > 0 and bool(
-            _argument(args, kwargs, 13, "training", True)
+        return float(argument(args, kwargs, 10, "dropout_p", 0.0)) > 0 and bool(
+            argument(args, kwargs, 13, "training", True)
         )
     if base in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         position = next((index for index, value in enumerate(args) if isinstance(value, float)), None)
@@ -69,16 +62,12 @@ def is_random(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def drop_rate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """The share of elements that dropout should set to zero."""
-    return float(_argument(args, kwargs, 1, "p", 0.5))
+    return float(argument(args, kwargs, 1, "p", 0.5))
 
 
 def _in_training(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    training = _argument(args, kwargs, 2, "training", kwargs.get("train", True))
+    training = argument(args, kwargs, 2, "training", kwargs.get("train", True))
     return training is None or bool(training)
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name, default)
 
 
 def forward_rows(call: ObservedCall, tolerances: Tolerances) -> list[Row]:
@@ -86,7 +75,7 @@ def forward_rows(call: ObservedCall, tolerances: Tolerances) -> list[Row]:
     result = next(trees.tensors(call.result), None)
     if result is None:
         return []
-    if traits.has(call.name, Trait.DROPOUT):
+    if catalogue.has(call.name, Trait.DROPOUT):
         return [_dropout_row(call, result, tolerances)]
     draws = draws_of(call.name, call.given.args, call.given.kwargs)
     if draws is None:
@@ -104,7 +93,7 @@ def backward_rows(
 ) -> list[Row]:
     """The gradient of dropout must have gone through its mask; nothing for other random ops."""
     result, arrived, got = next(trees.tensors(call.result), None), grad_outputs[0], grad_inputs[0]
-    if not traits.has(call.name, Trait.DROPOUT) or result is None or arrived is None or got is None:
+    if not catalogue.has(call.name, Trait.DROPOUT) or result is None or arrived is None or got is None:
         return []
     given, rate = call.given.tensors[0].detach(), drop_rate(call.given.args, call.given.kwargs)
     # where the input was zero the mask cannot be seen: either gradient is right
@@ -164,7 +153,7 @@ def rate_is_wrong(given: Tensor, mask: Tensor, rate: float, inner: int) -> str:
 
 def inner_dimensions(name: str, given: Tensor) -> int:
     """How many of the last dimensions dropout drops as a whole."""
-    base = traits.base_name(name)
+    base = normalized(name).base
     if base in ("dropout", "native_dropout"):
         return 0
     return int(base[-2]) if base[-2].isdigit() else max(given.dim() - 2, 0)
@@ -175,7 +164,7 @@ def inner_dimensions(name: str, given: Tensor) -> int:
 
 def draws_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws | None:
     """What the numbers should be like that this call draws."""
-    describe = _DRAWS.get(traits.base_name(name))
+    describe = catalogue.DISTRIBUTIONS.get(normalized(name).base)
     if describe is None:
         return None
     fills = name.startswith(("torch.Tensor.", "torch.nn.init."))
@@ -188,48 +177,6 @@ def draws_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws 
         return describe(values, kwargs)
     except (TypeError, ValueError, IndexError):
         return None
-
-
-def _uniform(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
-    low = float(_argument(values, kwargs, 0, "from", kwargs.get("a", 0.0)))
-    high = float(_argument(values, kwargs, 1, "to", kwargs.get("b", 1.0)))
-    return Draws((low + high) / 2, (high - low) / math.sqrt(12), low, high)
-
-
-def _normal(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
-    return Draws(float(_argument(values, kwargs, 0, "mean", 0.0)), abs(float(_argument(values, kwargs, 1, "std", 1.0))))
-
-
-def _bernoulli(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
-    share = float(_argument(values, kwargs, 0, "p", 0.5))
-    return Draws(share, math.sqrt(share * (1 - share)), 0.0, 1.0)
-
-
-def _exponential(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
-    rate = float(_argument(values, kwargs, 0, "lambd", 1.0))
-    return Draws(1 / rate, 1 / rate, 0.0)
-
-
-def _randint(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
-    numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
-    high = float(kwargs.get("high", numbers[-1] if numbers else 1))
-    low = float(kwargs.get("low", numbers[0] if len(numbers) > 1 else 0))
-    return Draws((low + high - 1) / 2, math.sqrt(((high - low) ** 2 - 1) / 12), low, high - 1)
-
-
-_DRAWS: dict[str, Callable[[tuple[Any, ...], dict[str, Any]], Draws]] = {
-    "rand": lambda values, kwargs: Draws(0.5, math.sqrt(1 / 12), 0.0, 1.0),
-    "rand_like": lambda values, kwargs: Draws(0.5, math.sqrt(1 / 12), 0.0, 1.0),
-    "randn": lambda values, kwargs: Draws(0.0, 1.0),
-    "randn_like": lambda values, kwargs: Draws(0.0, 1.0),
-    "uniform": _uniform,
-    "nn.init.uniform": _uniform,
-    "normal": _normal,
-    "nn.init.normal": _normal,
-    "bernoulli": _bernoulli,
-    "exponential": _exponential,
-    "randint": _randint,
-}
 
 
 def draws_are_wrong(numbers: Tensor, draws: Draws) -> str:

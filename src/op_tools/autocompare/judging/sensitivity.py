@@ -21,8 +21,9 @@ from op_tools.autocompare.judging.measures import dense, differing
 from op_tools.autocompare.observed import Gradients, Part
 from op_tools.autocompare.reference.runs import Reference, Run
 from op_tools.autocompare.reference.ways import moved_by, with_zeros
-from op_tools.ops import traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
 from op_tools.values import trees
 
 
@@ -110,7 +111,7 @@ class Sensitivity:
 
     def _sizes_in_gradient(self, part: Part) -> list[Tensor]:
         """The same for a gradient of attention, where it is known."""
-        if part.role != "gradient" or traits.base_name(self._reference.name) != "scaled_dot_product_attention":
+        if part.role != "gradient" or normalized(self._reference.name).base != "scaled_dot_product_attention":
             return []
         if self._sizes_in_attention is None:
             self._sizes_in_attention = []
@@ -157,7 +158,7 @@ class Sensitivity:
         """About how many terms are added up for one element."""
         sizes = sorted((tensor.numel() for tensor in self._numbers_in()), reverse=True) or [1]
         length = sizes[0] / max(elements, 1)
-        if self._traits & traits.ON_MATRIX_UNITS and len(sizes) > 1:
+        if self._traits & catalogue.ON_MATRIX_UNITS and len(sizes) > 1:
             length = max(length, math.sqrt(sizes[0] * sizes[1] / max(elements, 1)))
         return max(1.0, length)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.arguments import Arguments
-from op_tools.ops import traits
+from op_tools.ops.names import normalized
 
 # where an op has its dimension among the arguments, and which one it takes if none is given
 _DIMENSIONS: dict[str, tuple[int, int | None]] = {
@@ -33,7 +33,7 @@ _POOL = re.compile(r"(adaptive_)?max_pool(\d)d.*")
 
 def same_values(name: str, given: Arguments, got: Tensor, expected: Tensor) -> bool:
     """True where both positions lead to the same values, so that either is right."""
-    base = traits.base_name(name)
+    base = normalized(name).base
     values = given.tensors[0].detach()
     pool = _POOL.fullmatch(base)
     if pool:
@@ -69,7 +69,7 @@ class Ties:
     """Where the values that a call chooses among are equal. A gradient may go to any of them: only its sum is known."""
 
     def __init__(self, name: str, given: Arguments) -> None:
-        known = _dimension(traits.base_name(name), given)
+        known = _dimension(normalized(name).base, given)
         self.exist = False
         if known is None or not given.tensors or not given.tensors[0].dim():
             return

@@ -22,7 +22,8 @@ from op_tools.autocompare.judging.measures import dense, same_bits
 from op_tools.autocompare.observed import CannotCompare, Gradients, ObservedCall, Part
 from op_tools.autocompare.reference import shield
 from op_tools.autocompare.reference.ways import Dtypes, Function, Way, Ways, stand_in
-from op_tools.ops import autocast_policy, kinds, traits
+from op_tools.ops import autocast_policy, silent_writes
+from op_tools.ops.names import normalized
 from op_tools.values import trees
 from op_tools.values.tensors import tensors_in, versions_of
 
@@ -51,7 +52,7 @@ class Reference:
         self.ways = ways
         # an embedding that does not renormalize its rows copies them
         self.is_exact = ways.is_exact or (
-            not ways.on_device and not observed.changed and traits.base_name(name) == "embedding"
+            not ways.on_device and not observed.changed and normalized(name).base == "embedding"
         )
         self.observed = observed
         self.grad_outputs = grad_outputs
@@ -144,7 +145,7 @@ class Reference:
         if not self.observed.changed:
             return set()
         arguments, before = self.expected.arguments, self.observed.given.leaves
-        silently = kinds.silently_written(self.name, self.observed.function, arguments.args, arguments.kwargs)
+        silently = silent_writes.silently_written(self.name, self.observed.function, arguments.args, arguments.kwargs)
         written = {id(tensor) for tensor in (*self.expected.written, *trees.tensors(silently))}
         # an op that nobody knows may write without counting, and below autograd nobody counts
         look = self.ways.is_unknown or not written
@@ -164,7 +165,7 @@ class Reference:
         ways, computed_in = self.ways, self.ways.chosen
         if same is not None:
             computed_in = same.dtype if same.is_floating_point() or same.is_complex() else None
-        elif self.observed.autocast is not None and traits.base_name(self.name) == "cross_entropy":
+        elif self.observed.autocast is not None and normalized(self.name).base == "cross_entropy":
             computed_in = self.observed.given.tensors[0].dtype  # see ways._cross_entropy_in_parts
         is_by_element = False
         if same is not None or (self._is_first_look and not ways.on_device):

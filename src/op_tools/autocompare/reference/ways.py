@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from op_tools.autocompare.arguments import Convert
-from op_tools.ops import traits
-from op_tools.ops.traits import Trait
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
 from op_tools.output import messages
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
@@ -90,7 +91,7 @@ def ways_with(cast_table: Callable[[str], Dtypes | None], on_device: bool) -> Fi
         is_tf32: bool,
         device: torch.device | None,
     ) -> Ways:
-        table, found = cast_table(name), traits.of(name)
+        table, found = cast_table(name), catalogue.of(name)
         dtypes = HIGHER if table is None else {**HIGHER, **table}
         if on_device and device is not None and not _has_float64(device):
             dtypes = _without_float64(device, dtypes)
@@ -98,7 +99,7 @@ def ways_with(cast_table: Callable[[str], Dtypes | None], on_device: bool) -> Fi
         if chosen is not None and chosen is not torch.float32:
             higher = Way(higher.name, dtypes, higher.device, rounded_to(chosen, dtypes.get(chosen, chosen)))
         own = _on_device(higher, is_tf32) if on_device else _on_cpu(name, autocast, chosen, is_tf32)
-        is_exact = not on_device and traits.has(name, Trait.EXACT)
+        is_exact = not on_device and catalogue.has(name, Trait.EXACT)
         return Ways(higher, own, found or Trait.SUMS, found is None, is_exact, on_device, chosen, is_tf32)
 
     return find
@@ -123,7 +124,7 @@ def _on_cpu(
         own = Way(own.name, {}, autocast=autocast)
     ways: list[tuple[Function | None, Way]] = [(None, own.then(as_tf32) if is_tf32 else own)]
     if chosen is not None:
-        if traits.base_name(name) == "cross_entropy":
+        if normalized(name).base == "cross_entropy":
             ways.insert(0, (_cross_entropy_in_parts, Way("in parts", {})))
         # an op that is made of others: autocast looks at each of them
         ways.append((None, Way("autocast on the CPU", {}, autocast=autocast)))

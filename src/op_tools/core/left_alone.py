@@ -81,25 +81,6 @@ def reason(place: Place) -> str | None:
     return None
 
 
-_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-
-
 def for_helper() -> tuple[Any, ...]:
     """The classes of tensors that are known, and questions that it cannot answer by itself: yes is unusual."""
     return _is_plain, (_is_capturing,) if _has_cuda else ()
-
-
-def modes_aside(also_function_modes: bool) -> Callable[..., Any] | None:
-    """How the tools compute where modes are on: what they do is no business of a FLOP counter or of checkpointing.
-
-    None, which is usual, where no mode is on. Function modes are off already where we were called by one.
-    """
-    return with_modes_aside if also_function_modes or _dispatch_modes() else None
-
-
-def with_modes_aside(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls `function`; no tool and no mode sees the ops that it uses."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
-        return function(*arguments)
