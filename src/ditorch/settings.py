@@ -45,6 +45,12 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+def _arithmetic(text: str) -> str:
+    if text != "float32":
+        raise ValueError("it must be float32, or unset")
+    return text
+
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -89,6 +95,13 @@ SIM_MEMORY = Setting(
     _bytes,
     "memory of each simulated device, such as 512MB or 2GiB; unset: as much as the host has",
 )
+SIM_16BIT = Setting(
+    "DITORCH_SIM_16BIT",
+    "",
+    _arithmetic,
+    "float32: the simulated accelerator computes 16-bit products and convolutions in float32 and rounds once, as chips "
+    "do, which is faster; unset: with the CPU's own kernels, equal to the CPU to the last bit",
+)
 CACHE: Setting[Path | None] = Setting(
     "DITORCH_CACHE",
     None,
@@ -105,5 +118,6 @@ ALL: tuple[Setting[Any], ...] = (
     FAULTS,
     SIM_DEVICES,
     SIM_MEMORY,
+    SIM_16BIT,
     CACHE,
 )

@@ -143,12 +143,6 @@ def test_an_operator_with_a_cpu_kernel_runs_on_the_device():
     assert doubled.tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_sparse_tensors_are_refused(layout):
-    with pytest.raises(NotImplementedError, match="sim"):
-        torch.ones(2, 2, device="sim").to_sparse(layout=layout)
-
-
 def test_the_accelerator_interface_finds_the_device():
     assert torch.accelerator.is_available()
     assert torch.accelerator.current_accelerator() == torch.device("sim")

@@ -12,7 +12,7 @@
 namespace ditorch_sim {
 
 // at::SDPBackend, whose header needs all of ATen
-constexpr int64_t kMathAttention = 0, kFlashAttention = 1, kDeviceAttention = 4;
+constexpr int64_t kMathAttention = 0, kFlashAttention = 1, kEfficientAttention = 2, kCudnnAttention = 3, kDeviceAttention = 4;
 
 inline std::optional<Tensor> host_alias_of(const std::optional<Tensor>& tensor) {
   return tensor && tensor->defined() ? std::optional<Tensor>(host_alias(*tensor)) : std::nullopt;
@@ -42,14 +42,30 @@ inline Tensor shape_on_host(const Tensor& tensor) {
   return wrap(nothing, DispatchKey::CPU, tensor);
 }
 
+// Where a program has switched the composed kernel off (sdpa_kernel) it means one of CUDA's fused kernels. The CPU's flash
+// kernel does what it can; ditorch/sim/attention.py the rest, under the name that was asked for.
+inline int64_t choose_fused_attention(const Tensor& query, const Tensor& value, bool mask_fits, double dropout) {
+  const auto& context = at::globalContext();
+  const bool flash_fits = mask_fits && dropout == 0 && query.dim() == 4 && query.size(3) == value.size(3) && query.numel() > 0;
+  if (context.userEnabledFlashSDP() && flash_fits) return kDeviceAttention;
+  if (context.userEnabledCuDNNSDP() && !context.userEnabledMemEfficientSDP() && mask_fits) return kCudnnAttention;
+  return kEfficientAttention;
+}
+
 inline int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                                 double dropout, bool causal, std::optional<double> scale, bool grouped) {
   // A mask that wants a gradient gets none from the flash kernel, and one on the CPU is an error that others report.
   const bool has_mask = mask && mask->defined();
   const bool mask_fits = !has_mask || (on_device(*mask) && !mask->requires_grad());
-  if (!mask_fits || !on_device(query) || !on_device(key) || !on_device(value) || query.layout() != c10::kStrided ||
-      is_traced(query) || (query.key_set().has(DispatchKey::Python) && !can_be_wrapped()))
+  const bool on_host = (has_mask && !on_device(*mask)) || !on_device(query) || !on_device(key) || !on_device(value);
+  if (on_host || query.layout() != c10::kStrided || query.is_nested() || is_traced(query) ||
+      (query.key_set().has(DispatchKey::Python) && !can_be_wrapped()))
     return kMathAttention;
+  const auto& context = at::globalContext();
+  if (!context.userEnabledMathSDP() &&
+      (context.userEnabledFlashSDP() || context.userEnabledMemEfficientSDP() || context.userEnabledCuDNNSDP()))
+    return choose_fused_attention(query, value, mask_fits, dropout);
+  if (!mask_fits) return kMathAttention;
   at::AutoDispatchBelowADInplaceOrView guard;
   const int64_t choice = at::_ops::_fused_sdp_choice::call(
       shape_on_host(query), shape_on_host(key), shape_on_host(value),
