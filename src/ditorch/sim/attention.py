@@ -1,8 +1,8 @@
 """CUDA's three fused attention kernels on the simulated accelerator: flash, memory-efficient and cuDNN's.
 
 Programs and libraries call them by name, or choose them with `torch.nn.attention.sdpa_kernel`. The CPU's own flash
-kernel does what it can, so results have its bits. It knows neither dropout nor the gradient of a mask: these are composed
-here. Dropout is drawn again in the backward pass from the generator's state that the forward pass returned, as on CUDA.
+kernel does what it can, so results have its bits. It knows neither dropout nor the gradient of a mask: these are
+composed here. Dropout is drawn again in the backward pass from the generator's state, which the forward pass returns.
 """
 
 from __future__ import annotations

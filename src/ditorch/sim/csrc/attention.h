@@ -14,8 +14,16 @@ namespace ditorch_sim {
 // at::SDPBackend, whose header needs all of ATen
 constexpr int64_t kMathAttention = 0, kFlashAttention = 1, kEfficientAttention = 2, kCudnnAttention = 3, kDeviceAttention = 4;
 
-inline std::optional<Tensor> host_alias_of(const std::optional<Tensor>& tensor) {
-  return tensor && tensor->defined() ? std::optional<Tensor>(host_alias(*tensor)) : std::nullopt;
+// DITORCH_SIM_16BIT=float32 concerns attention, too.
+inline at::ScalarType attention_dtype(const Tensor& query) {
+  const bool wide = products_in_float32 && is_narrow(query.scalar_type());
+  return wide ? wide_dtype(query.scalar_type()) : query.scalar_type();
+}
+
+inline std::optional<Tensor> mask_on_host(const std::optional<Tensor>& mask, at::ScalarType dtype) {
+  if (!mask || !mask->defined()) return std::nullopt;
+  const auto host = host_alias(*mask);
+  return is_narrow(host.scalar_type()) ? host.to(dtype) : host;
 }
 
 // Inside torch.compile tensors only stand for others (FakeTensor, FunctionalTensor), and the graph takes kernels that it
@@ -79,14 +87,16 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tens
   at::AutoDispatchBelowADInplaceOrView guard;
   Aliases aliases;
   const auto device = query.device().index();
+  const auto dtype = attention_dtype(query);
   auto [output, logsumexp] = at::_ops::_scaled_dot_product_flash_attention_for_cpu::call(
-      aliases.to_host(query), aliases.to_host(key), aliases.to_host(value), dropout, causal, host_alias_of(mask), scale);
-  return {aliases.to_device(output, device), aliases.to_device(logsumexp, device), {}, {}, query.size(2), key.size(2), {}, {}, {}};
+      aliases.to_host(query).to(dtype), aliases.to_host(key).to(dtype), aliases.to_host(value).to(dtype), dropout, causal,
+      mask_on_host(mask, dtype), scale);
+  return {aliases.to_device(output.to(query.scalar_type()), device), aliases.to_device(logsumexp, device), {}, {}, query.size(2), key.size(2), {}, {}, {}};
 }
 
 // PyTorch expects a gradient of this kernel to be laid out like its input, and lets DTensor plan with it.
 inline Tensor laid_out_like(const Tensor& input, const Tensor& gradient) {
-  if (gradient.strides() == input.strides()) return gradient;
+  if (gradient.strides() == input.strides() && gradient.scalar_type() == input.scalar_type()) return gradient;
   const auto result = at::_ops::empty_like::call(input, {}, {}, {}, {}, {});
   return result.copy_(gradient);
 }
@@ -99,9 +109,10 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   Aliases aliases;
   const auto device = query.device().index();
   const auto host_query = aliases.to_host(query), host_key = aliases.to_host(key), host_value = aliases.to_host(value);
+  const auto dtype = attention_dtype(query);
   auto [for_query, for_key, for_value] = at::_ops::_scaled_dot_product_flash_attention_for_cpu_backward::call(
-      aliases.to_host(gradient), host_query, host_key, host_value, aliases.to_host(output), aliases.to_host(logsumexp),
-      dropout, causal, mask.defined() ? host_alias_of(mask) : std::nullopt, scale);
+      aliases.to_host(gradient).to(dtype), host_query.to(dtype), host_key.to(dtype), host_value.to(dtype),
+      aliases.to_host(output).to(dtype), aliases.to_host(logsumexp), dropout, causal, mask_on_host(mask, dtype), scale);
   return {aliases.to_device(laid_out_like(host_query, for_query), device),
           aliases.to_device(laid_out_like(host_key, for_key), device),
           aliases.to_device(laid_out_like(host_value, for_value), device), {}};

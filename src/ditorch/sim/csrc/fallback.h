@@ -20,6 +20,7 @@ struct Signature {
   bool may_grow = false;              // the kernel may give written arguments new memory: out= and resize_
   bool takes_host_tensors = false;    // the few operators whose arguments may lie on the CPU
   bool product = false;               // DITORCH_SIM_16BIT concerns it
+  bool mixes_dtypes = false;          // takes 16-bit and float32 tensors at once
 
   explicit Signature(const c10::FunctionSchema& schema) {
     static const std::unordered_set<std::string> mixed{
@@ -31,6 +32,7 @@ struct Signature {
         "aten::_nested_view_from_buffer", "aten::_nested_view_from_buffer_copy", "aten::_nested_from_padded"};
     takes_host_tensors = mixed.count(schema.name()) != 0;
     product = is_product(schema.name());
+    mixes_dtypes = is_attention(schema.name());
     const auto& arguments = schema.arguments();
     const auto writes = [](const c10::Argument& a) { return a.alias_info() && a.alias_info()->isWrite(); };
     for (size_t i = 0; i < arguments.size(); i++) {
@@ -112,6 +114,7 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
     for_each_tensor((*stack)[first + i], [](const Tensor& tensor) { return own_memory(tensor), tensor; });
   }
 
+  bool narrow = false;  // a tensor of a 16-bit dtype is among the arguments
   for (size_t i = first; i < stack->size(); i++) {
     IValue& argument = (*stack)[i];
     if (argument.isDevice()) {
@@ -123,7 +126,10 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
       const auto storage = argument.toStorage();
       if (storage.device().type() == kSim) argument = host_of(storage);
     } else {
-      for_each_tensor(argument, [&](const Tensor& tensor) { return device.add(tensor) ? aliases.to_host(tensor) : tensor; });
+      for_each_tensor(argument, [&](const Tensor& tensor) {
+        narrow |= is_narrow(tensor.scalar_type());
+        return device.add(tensor) ? aliases.to_host(tensor) : tensor;
+      });
     }
   }
   if (!signature.takes_host_tensors) device.reject_host_tensors();
@@ -132,12 +138,29 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
     if (generator.isNone()) generator = host_generator(default_generator(device.index()));
   }
 
-  if (C10_UNLIKELY(signature.product && products_in_float32)) {
-    InFloat32 call(stack, first);
+  const auto run_wide = [&](bool strict) {
+    InFloat32 call(stack, first, strict);
     kernel.redispatchBoxed(DispatchKeySet(key), stack);
     call.finish(stack, signature.returned.size(), signature.written);
-  } else {
+  };
+  if (C10_LIKELY(!narrow)) {
     kernel.redispatchBoxed(DispatchKeySet(key), stack);
+  } else if (signature.product && products_in_float32) {
+    run_wide(!signature.mixes_dtypes);
+  } else {
+    const Stack arguments(stack->begin() + first, stack->end());
+    try {
+      kernel.redispatchBoxed(DispatchKeySet(key), stack);
+    } catch (const c10::NotImplementedError&) {  // for this dtype
+      const auto refusal = std::current_exception();
+      stack->resize(first);
+      stack->insert(stack->end(), arguments.begin(), arguments.end());
+      try {
+        run_wide(/*strict=*/false);
+      } catch (const c10::NotImplementedError&) {
+        std::rethrow_exception(refusal);
+      }
+    }
   }
 
   if (!signature.written.empty()) aliases.write_back();

@@ -1,9 +1,10 @@
-"""Matrix products: with a wider result, as CUDA has them, and in float32 where DITORCH_SIM_16BIT asks for it."""
+"""Dtypes of results that the CPU lacks: wide products, counts of whole numbers, and 16-bit kernels by way of float32."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 TWO = {"mm": (), "bmm": (2,)}
 THREE = {"addmm": (), "baddbmm": (2,)}
@@ -70,6 +71,33 @@ def test_whole_numbers_are_counted_in_bins(numbers, options, dtype):
     assert counted.tolist() == torch.histc(numbers.double(), **options).tolist()
 
 
+MISSING = {
+    "avg_pool3d": (lambda x: F.avg_pool3d(x.view(1, 2, 2, 2, 3), 2), (24,)),
+    "antialiased": (lambda x: F.interpolate(x, (3, 3), mode="bilinear", antialias=True), (1, 2, 5, 5)),
+    "multi_margin_loss": (lambda x: F.multi_margin_loss(x, torch.tensor([1, 0], device=x.device)), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MISSING)
+def test_a_kernel_that_the_cpu_lacks_in_16_bits_is_rounded_from_float32(name, dtype):
+    compute, shape = MISSING[name]
+    torch.manual_seed(0)
+    narrow = torch.randn(shape).to(dtype)
+    there, wide = narrow.to("sim").requires_grad_(), narrow.float().requires_grad_()
+    got, expected = compute(there), compute(wide)
+    got.sum().backward()
+    expected.sum().backward()
+    assert got.dtype is dtype
+    assert torch.equal(got.cpu(), expected.to(dtype))
+    assert torch.equal(there.grad.cpu(), wide.grad.to(dtype))
+
+
+def test_what_no_dtype_has_is_refused_as_the_cpu_does():
+    with pytest.raises(NotImplementedError, match="not implemented for 'Half'"):
+        torch.bincount(torch.ones(3, dtype=torch.float16, device="sim"))
+
+
 CHECK = """
 import torch
 from ditorch import sim
@@ -97,6 +125,13 @@ for dtype in (torch.float16, torch.bfloat16):
     once(torch.addmm, start, one, other)
     once(lambda a, b: torch.bmm(a[None], b[None]), one, other)
     once(torch.nn.functional.linear, one, other.t().contiguous())
+    query = torch.randn(1, 2, 5, 8)
+    there = query.to("sim", dtype).requires_grad_()
+    output = torch.nn.functional.scaled_dot_product_attention(there, there, there)
+    wide = torch.nn.functional.scaled_dot_product_attention(*[query.to(dtype).float()] * 3)
+    assert torch.equal(output.cpu(), wide.to(dtype))
+    output.sum().backward()
+    assert there.grad.dtype is dtype
     out = torch.empty(0, dtype=dtype, device="sim")
     torch.mm(one.to("sim", dtype), other.to("sim", dtype), out=out)
     assert torch.equal(out.cpu(), (one.to(dtype).float() @ other.to(dtype).float()).to(dtype))
