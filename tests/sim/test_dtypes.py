@@ -1,4 +1,4 @@
-"""Dtypes of results that the CPU lacks: wide products, counts of whole numbers, and 16-bit kernels by way of float32."""
+"""Dtypes that chips compute in and the CPU does not, and 16-bit products in float32."""
 
 from __future__ import annotations
 
