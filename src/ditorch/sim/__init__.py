@@ -93,7 +93,7 @@ def _privateuse1_name() -> str:
 def register(library: Path, name: str, collectives: str) -> None:
     """Loads a built library and tells PyTorch all about the device. start() does it, and the probe of a new build."""
     from ditorch import sharding
-    from ditorch.sim import attention, batch_norm, device_module, products, rnn
+    from ditorch.sim import attention, batch_norm, device_module, packed_attention, products, rnn
 
     SIM_DEVICES.get()  # the C++ side reads it; a malformed value is reported here
     limit, arithmetic = SIM_MEMORY.get() or _host_memory(), SIM_16BIT.get()
@@ -108,7 +108,8 @@ def register(library: Path, name: str, collectives: str) -> None:
     )
     torch._register_device_module(name, device_module)
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-    _register_kernels({**rnn.KERNELS, **batch_norm.KERNELS, **attention.KERNELS, **products.KERNELS})
+    in_python = (rnn, batch_norm, attention, packed_attention, products)
+    _register_kernels({name: kernel for module in in_python for name, kernel in module.KERNELS.items()})
     _register_collectives(name, collectives)
     sharding.teach_attention()
     atexit.register(_finish_backward_threads)

@@ -21,10 +21,11 @@ def _flash_fits(query: Tensor, value: Tensor, dropout: float) -> bool:
     return dropout == 0 and query.dim() == 4 and query.size(-1) == value.size(-1) and 0 not in query.shape
 
 
-def _forward(
+def forward(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, its logsumexp [batch, heads, queries] and the state of the generator before dropout was drawn."""
+    bias = _added(bias, query)
     state = torch.empty(0, dtype=torch.int64)
     if _flash_fits(query, value, dropout):
         output, logsumexp = getattr(_aten, _FORWARD)(query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
@@ -39,7 +40,7 @@ def _forward(
     return output, logsumexp, state
 
 
-def _backward(
+def backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -54,6 +55,7 @@ def _backward(
     bias_wanted: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The gradients of query, key, value and, where it is wanted, of the bias."""
+    bias = _added(bias, query)
     if _flash_fits(query, value, dropout) and not bias_wanted:
         kernel = getattr(_aten, f"{_FORWARD}_backward")
         arguments = (grad, query, key, value, output, logsumexp, 0.0, causal)
@@ -78,6 +80,13 @@ def _backward(
     )
 
 
+def _added(bias: Tensor | None, query: Tensor) -> Tensor | None:
+    """A mask as the CPU's kernel wants it: a number to add, in the query's dtype."""
+    if bias is None or bias.dtype != torch.bool:
+        return None if bias is None else bias.to(query.dtype)
+    return torch.zeros_like(bias, dtype=query.dtype).masked_fill(~bias, -math.inf)
+
+
 def _factor(query: Tensor, scale: float | None) -> float:
     return 1 / math.sqrt(query.size(-1)) if scale is None else scale
 
@@ -86,8 +95,6 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, causal: bool, scale
     scores = query.float() @ _for_each_query_head(key, query).float().mT * _factor(query, scale)
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-    if bias is not None and bias.dtype == torch.bool:
-        return scores.masked_fill(~bias, -math.inf)
     return scores if bias is None else scores + bias.float()
 
 
@@ -129,7 +136,7 @@ def _flash(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    output, logsumexp, state = _forward(query, key, value, None, dropout_p, is_causal, scale)
+    output, logsumexp, state = forward(query, key, value, None, dropout_p, is_causal, scale)
     nothing = query.new_empty(0)
     return output, logsumexp, None, None, query.size(2), key.size(2), state, state.new_empty(0), nothing
 
@@ -153,7 +160,7 @@ def _flash_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     arguments = (grad_out, query, key, value, None, out, logsumexp, philox_seed, dropout_p, is_causal, scale)
-    return _backward(*arguments)[:3]
+    return backward(*arguments)[:3]
 
 
 def _efficient(
@@ -167,7 +174,7 @@ def _efficient(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    output, logsumexp, state = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    output, logsumexp, state = forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
     # CUDA's comes in whole blocks of 32 queries
     blocks = -query.size(2) % 32 if compute_log_sumexp else -query.size(2)
     return output, torch.nn.functional.pad(logsumexp, (0, blocks)), state, state.new_empty(0)
@@ -193,7 +200,7 @@ def _efficient_backward(
         return None, None, None, None
     logsumexp = logsumexp[..., : query.size(2)].contiguous()
     arguments = (grad_out, query, key, value, attn_bias, out, logsumexp, philox_seed, dropout_p, is_causal, scale)
-    return _backward(*arguments, bias_wanted=grad_input_mask[3])
+    return backward(*arguments, bias_wanted=grad_input_mask[3])
 
 
 def _cudnn(
@@ -208,7 +215,7 @@ def _cudnn(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    output, logsumexp, state = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    output, logsumexp, state = forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
     sizes = (query.size(2), key.size(2))
     return output, logsumexp.unsqueeze(-1), None, None, *sizes, state, state.new_empty(0), None
 
@@ -233,7 +240,7 @@ def _cudnn_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     of_forward = (out, logsumexp.squeeze(-1), philox_seed, dropout_p, is_causal, scale)
-    return _backward(grad_out, query, key, value, attn_bias, *of_forward)[:3]
+    return backward(grad_out, query, key, value, attn_bias, *of_forward)[:3]
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
