@@ -19,18 +19,21 @@ struct Signature {
   int generator = -1;                 // the argument that takes a random number generator
   bool may_grow = false;              // the kernel may give written arguments new memory: out= and resize_
   bool takes_host_tensors = false;    // the few operators whose arguments may lie on the CPU
+  bool takes_host_indices = false;    // the few whose lists of indices may
   bool product = false;               // DITORCH_SIM_16BIT concerns it
   bool mixes_dtypes = false;          // takes 16-bit and float32 tensors at once
 
   explicit Signature(const c10::FunctionSchema& schema) {
-    static const std::unordered_set<std::string> mixed{
+    static const std::unordered_set<std::string> indexed{
         "aten::index",        "aten::index_put",         "aten::index_put_",
         "aten::_unsafe_index", "aten::_unsafe_index_put", "aten::_index_put_impl_",
-        "aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate",
+        "aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate"};
+    static const std::unordered_set<std::string> mixed{
         "aten::_pin_memory",  "aten::is_pinned",         "aten::set_",
         "aten::copy_",        "aten::copy_sparse_to_sparse_",  // of sparse and nested tensors
         "aten::_nested_view_from_buffer", "aten::_nested_view_from_buffer_copy", "aten::_nested_from_padded"};
     takes_host_tensors = mixed.count(schema.name()) != 0;
+    takes_host_indices = indexed.count(schema.name()) != 0;
     product = is_product(schema.name());
     mixes_dtypes = is_attention(schema.name());
     const auto& arguments = schema.arguments();
@@ -63,7 +66,7 @@ class CallDevice {
   explicit CallDevice(const OperatorHandle& op) : op_(op) {}
 
   // True for a device tensor, which the kernel must see through an alias.
-  bool add(const Tensor& tensor) {
+  bool add(const Tensor& tensor, bool may_be_on_host = false) {
     if (!tensor.defined()) return false;
     const auto device = tensor.device();
     if (device.type() == kSim) {
@@ -72,7 +75,7 @@ class CallDevice {
       return true;
     }
     if (device.type() != c10::DeviceType::CPU) mixed(Device(kSim, std::max<int>(index_, 0)), device);
-    has_host_tensor_ |= tensor.dim() > 0;
+    has_host_tensor_ |= tensor.dim() > 0 && !may_be_on_host;
     return false;
   }
   void prefer(Device device) {
@@ -126,9 +129,10 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
       const auto storage = argument.toStorage();
       if (storage.device().type() == kSim) argument = host_of(storage);
     } else {
+      const bool may_be_on_host = signature.takes_host_indices && argument.isList();
       for_each_tensor(argument, [&](const Tensor& tensor) {
         narrow |= is_narrow(tensor.scalar_type());
-        return device.add(tensor) ? aliases.to_host(tensor) : tensor;
+        return device.add(tensor, may_be_on_host) ? aliases.to_host(tensor) : tensor;
       });
     }
   }
