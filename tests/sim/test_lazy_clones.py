@@ -75,6 +75,14 @@ def test_writing_to_a_clone_leaves_the_original(name):
     assert original.tolist() == [0, 1, 2, 3]
 
 
+def test_running_statistics_are_written_to_without_being_said_to():
+    original, clone = clones()
+    inputs = torch.randn(3, 4, device="sim")
+    torch.native_batch_norm(inputs, None, None, clone, torch.ones(4, device="sim"), True, 0.5, 1e-5)
+    assert original.tolist() == [0, 1, 2, 3]
+    assert clone.tolist() != [0, 1, 2, 3]
+
+
 def test_a_clone_outlives_its_original_and_memory_is_given_back():
     before = torch.sim.memory_allocated()
     original, clone = clones()

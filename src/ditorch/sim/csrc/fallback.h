@@ -16,6 +16,7 @@ using torch::jit::Stack;
 struct Signature {
   c10::SmallVector<int, 4> written;   // arguments the kernel writes to
   c10::SmallVector<int, 4> returned;  // for each result the written argument it is, or -1
+  c10::SmallVector<int, 4> owned;     // arguments that need memory of their own, written or not said to be
   int generator = -1;                 // the argument that takes a random number generator
   bool may_grow = false;              // the kernel may give written arguments new memory: out= and resize_
   bool takes_host_tensors = false;    // the few operators whose arguments may lie on the CPU
@@ -45,6 +46,9 @@ struct Signature {
       }
       if (arguments[i].type()->str().find("Generator") != std::string::npos) generator = i;
     }
+    static const std::unordered_set<std::string> silent{"aten::native_batch_norm", "aten::rrelu_with_noise"};
+    for (size_t i = 0; i < arguments.size(); i++)
+      if (writes(arguments[i]) || silent.count(schema.name())) owned.push_back(i);
     for (const auto& result : schema.returns()) {
       int source = -1;
       for (int i : written)
@@ -112,10 +116,8 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
 
   const size_t first = stack->size() - kernel.schema().arguments().size();
   c10::SmallVector<IValue, 4> written;
-  for (int i : signature.written) {
-    written.push_back((*stack)[first + i]);
-    for_each_tensor((*stack)[first + i], [](const Tensor& tensor) { return own_memory(tensor), tensor; });
-  }
+  for (int i : signature.written) written.push_back((*stack)[first + i]);
+  for (int i : signature.owned) for_each_tensor((*stack)[first + i], [](const Tensor& tensor) { return own_memory(tensor), tensor; });
 
   bool narrow = false;  // a tensor of a 16-bit dtype is among the arguments
   for (size_t i = first; i < stack->size(); i++) {
@@ -152,7 +154,7 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
   } else if (signature.product && products_in_float32) {
     run_wide(!signature.mixes_dtypes);
   } else {
-    const Stack arguments(stack->begin() + first, stack->end());
+    const c10::SmallVector<IValue, 12> arguments(stack->begin() + first, stack->end());
     try {
       kernel.redispatchBoxed(DispatchKeySet(key), stack);
     } catch (const c10::NotImplementedError&) {  // for this dtype
