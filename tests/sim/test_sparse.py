@@ -193,3 +193,12 @@ def test_memory_of_sparse_tensors_is_counted_and_given_back():
 def test_an_operation_that_the_cpu_lacks_is_refused_by_name():
     with pytest.raises(NotImplementedError, match=r"aten::sort.*the CPU has none"):
         coo("sim").sort()
+
+
+def test_a_copy_to_the_host_waits_for_the_device():
+    tensor = coo("sim")
+    torch.sim._sleep(30_000_000)
+    done = torch.sim.Event()
+    done.record()
+    tensor.cpu()
+    assert done.query()

@@ -113,7 +113,7 @@ class Aliases {
 
  private:
   Tensor dense_to_host(const Tensor& tensor) {
-    auto alias = C10_UNLIKELY(may_grow_ && is_dense(tensor)) ? wrap(lent(tensor.storage()), DispatchKey::CPU, tensor) : dense_alias(tensor);
+    auto alias = C10_UNLIKELY(may_grow_) ? wrap(lent(tensor.storage()), DispatchKey::CPU, tensor) : dense_alias(tensor);
     pairs_.emplace_back(tensor, alias);
     return alias;
   }

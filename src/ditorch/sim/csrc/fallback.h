@@ -16,7 +16,7 @@ using torch::jit::Stack;
 struct Signature {
   c10::SmallVector<int, 4> written;   // arguments the kernel writes to
   c10::SmallVector<int, 4> returned;  // for each result the written argument it is, or -1
-  c10::SmallVector<int, 4> owned;     // arguments that need memory of their own, written or not said to be
+  c10::SmallVector<int, 4> owned;     // arguments that need memory of their own: the written ones, said to be or not
   int generator = -1;                 // the argument that takes a random number generator
   bool may_grow = false;              // the kernel may give written arguments new memory: out= and resize_
   bool takes_host_tensors = false;    // the few operators whose arguments may lie on the CPU
@@ -117,7 +117,9 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
   const size_t first = stack->size() - kernel.schema().arguments().size();
   c10::SmallVector<IValue, 4> written;
   for (int i : signature.written) written.push_back((*stack)[first + i]);
-  for (int i : signature.owned) for_each_tensor((*stack)[first + i], [](const Tensor& tensor) { return own_memory(tensor), tensor; });
+  if (C10_UNLIKELY(shared_blocks().any()))
+    for (int i : signature.owned)
+      for_each_tensor((*stack)[first + i], [](const Tensor& tensor) { return own_memory(tensor), tensor; });
 
   bool narrow = false;  // a tensor of a 16-bit dtype is among the arguments
   for (size_t i = first; i < stack->size(); i++) {
@@ -138,7 +140,11 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
       });
     }
   }
-  if (!signature.takes_host_tensors) device.reject_host_tensors();
+  if (!signature.takes_host_tensors) {
+    device.reject_host_tensors();
+  } else if (key != DispatchKey::CPU) {  // a copy of a sparse tensor
+    wait_for_current_stream(device.index());
+  }
   if (signature.generator >= 0) {
     IValue& generator = (*stack)[first + signature.generator];
     if (generator.isNone()) generator = host_generator(default_generator(device.index()));

@@ -21,7 +21,7 @@ namespace ditorch_sim {
 
 inline void check_layout(std::optional<at::Layout> layout, std::optional<bool> pinned) {
   TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::kStrided,
-                              "the simulated accelerator has strided tensors only, not ", *layout);
+                              "the simulated accelerator has no tensors of layout ", *layout);
   TORCH_CHECK(!c10::pinned_memory_or_default(pinned), "Only dense CPU tensors can be pinned");
 }
 

@@ -58,8 +58,9 @@ class SharedBlocks {
     blocks_[data] = block;
     used_ = true;
   }
+  bool any() const { return used_.load(std::memory_order_relaxed); }  // there ever was one
   Block* find(const void* data) {
-    if (!used_) return nullptr;
+    if (!any()) return nullptr;
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = blocks_.find(data);
     return found == blocks_.end() ? nullptr : found->second;
