@@ -22,6 +22,12 @@ def _device_count(text: str) -> int:
     return int(text)
 
 
+def _arithmetic(text: str) -> str:
+    if text != "float32":
+        raise ValueError("it must be float32, or unset")
+    return text
+
+
 BACKEND = Setting(
     "DITORCH_BACKEND",
     "",
@@ -55,6 +61,13 @@ SIM_MEMORY = Setting(
     0,
     number_of_bytes,
     "memory of each simulated device, such as 512MB or 2GiB; unset: as much as the host has",
+)
+SIM_16BIT = Setting(
+    "DITORCH_SIM_16BIT",
+    "",
+    _arithmetic,
+    "float32: the simulated accelerator computes 16-bit products and convolutions in float32 and rounds once, as chips "
+    "do, which is faster; unset: with the CPU's own kernels, equal to the CPU to the last bit",
 )
 CACHE: Setting[Path | None] = Setting(
     "DITORCH_CACHE",

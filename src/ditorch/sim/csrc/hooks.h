@@ -112,6 +112,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
   // storage.resize_(), which FSDP uses to free and restore its parameters
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const {
+    storage.mutable_data();  // a lazy clone becomes a plain storage
     auto fresh = allocate_on(bytes, storage.device().index());
     if (const size_t kept = std::min<size_t>(bytes, storage.nbytes())) std::memcpy(fresh.get(), storage.data(), kept);
     storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(fresh));
