@@ -106,6 +106,7 @@ def register(library: Path, name: str, collectives: str) -> None:
         torch.ops.ditorch_sim.default_generator(index) for index in range(device_module.device_count())
     )
     torch._register_device_module(name, device_module)
+    torch.ops.ditorch_sim.register_accelerator_graph()
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     _register_kernels({**rnn.KERNELS, **batch_norm.KERNELS})
     _register_collectives(name, collectives)

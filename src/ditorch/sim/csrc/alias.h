@@ -13,6 +13,7 @@ inline bool on_device(const Tensor& tensor) { return tensor.defined() && tensor.
 
 // The CPU storage behind a device storage.
 inline c10::Storage host_of(const c10::Storage& storage) {
+  check_recorded(storage.device().index());
   if (storage.data_ptr().get_deleter() != &free_block) storage.mutable_data();  // a lazy copy becomes a plain storage
   const auto& data = storage.data_ptr();
   if (data.get_deleter() == &free_block) return static_cast<Block*>(data.get_context())->host;
