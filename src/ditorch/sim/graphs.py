@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from typing import Any, NoReturn
 
 import torch
@@ -71,6 +72,12 @@ class Graph:
         if self._tracker is not None:
             self._tracker.stop()
         torch.ops.ditorch_sim.graph_capture_end(self._number)
+        if torch.ops.ditorch_sim.graph_length(self._number) == 0:
+            warnings.warn(
+                "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong "
+                "device or stream.",
+                stacklevel=2,
+            )
 
     def instantiate(self) -> None:
         torch.ops.ditorch_sim.graph_instantiate(self._number)
@@ -79,7 +86,8 @@ class Graph:
         """Runs the captured kernels. No Python of the captured code runs, and no hook or mode sees them."""
         if self._tracker is not None:
             self._tracker.check_alive(self.pool())
-        torch.ops.ditorch_sim.graph_replay(self._number)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # no op to a program's modes
+            torch.ops.ditorch_sim.graph_replay(self._number)
 
     def reset(self) -> None:
         """Forgets the captured kernels, so that another capture can begin."""
@@ -99,7 +107,11 @@ class Graph:
 
     def debug_dump(self, debug_path: str) -> None:
         """Writes the kernels and their order to a file, in Graphviz' language, after enable_debug_mode()."""
-        torch.ops.ditorch_sim.graph_debug_dump(self._number, debug_path)
+        if not torch.ops.ditorch_sim.graph_debug_dump(self._number, debug_path):
+            warnings.warn(
+                "CUDA Graphs debug not enabled, set with [graph].enable_debug_mode()",
+                stacklevel=2,
+            )
 
     def raw_cuda_graph(self) -> NoReturn:
         if not self._keep_graph:

@@ -74,6 +74,9 @@ struct CallTraits {
     resizes = allocates && name.find("resize") != std::string::npos;
     // somebody's own kernel for the device, in Python or C++: the kernels that it calls are recorded
     by_itself = name.rfind("aten::", 0) != 0 && !collective && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+    // the running statistics of a batch norm are written, and some of its schemas do not say so
+    for (size_t i = 0; i < op.schema().arguments().size(); i++)
+      if (op.schema().arguments()[i].name().rfind("running_", 0) == 0 && !writes(i)) signature.written.push_back(i);
     needs_values = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
   }
   bool writes(size_t argument) const {
@@ -347,9 +350,9 @@ class Graph {
       throw;
     }
     recording_ = capture->recording;
-    if (recording_->nodes.empty())
-      TORCH_WARN("The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream.");
   }
+
+  int64_t length() const { return recording_ ? recording_->nodes.size() : 0; }
 
   void instantiate() const {
     TORCH_CHECK(recording_, "capture_end() must have been called before calling instantiate");
@@ -393,11 +396,9 @@ class Graph {
   }
 
   static void enable_debug_mode() { debug_ = true; }
-  void debug_dump(const std::string& path) const {
-    if (!debug_ && !keep_) {
-      TORCH_WARN("CUDA Graphs debug not enabled, set with [graph].enable_debug_mode()");
-      return;
-    }
+  // False if debugging was not enabled.
+  bool debug_dump(const std::string& path) const {
+    if (!debug_ && !keep_) return false;
     TORCH_CHECK(recording_, "there is no captured graph to dump");
     std::string text = "digraph graph_of_kernels {\n";
     for (size_t i = 0; i < recording_->nodes.size(); i++) {
@@ -410,6 +411,7 @@ class Graph {
     TORCH_CHECK(file, "cannot write the graph to ", path, ": ", std::strerror(errno));
     std::fputs((text + "}\n").c_str(), file);
     std::fclose(file);
+    return true;
   }
 
  private:
@@ -532,6 +534,7 @@ TORCH_LIBRARY_FRAGMENT(ditorch_sim, m) {
           graphs().get(graph)->capture_begin({first, second}, mode);
         });
   m.def("graph_capture_end(int graph) -> ()", [](int64_t graph) { graphs().get(graph)->capture_end(); });
+  m.def("graph_length(int graph) -> int", [](int64_t graph) -> int64_t { return graphs().get(graph)->length(); });
   m.def("graph_instantiate(int graph) -> ()", [](int64_t graph) { graphs().get(graph)->instantiate(); });
   m.def("graph_replay(int graph) -> ()", [](int64_t graph) { graphs().get(graph)->replay(); });
   m.def("graph_reset(int graph) -> ()", [](int64_t graph) { graphs().get(graph)->reset(); });
@@ -540,8 +543,8 @@ TORCH_LIBRARY_FRAGMENT(ditorch_sim, m) {
     return std::make_tuple(pool.first, pool.second);
   });
   m.def("graph_enable_debug_mode() -> ()", [] { Graph::enable_debug_mode(); });
-  m.def("graph_debug_dump(int graph, str path) -> ()",
-        [](int64_t graph, std::string path) { graphs().get(graph)->debug_dump(path); });
+  m.def("graph_debug_dump(int graph, str path) -> bool",
+        [](int64_t graph, std::string path) -> bool { return graphs().get(graph)->debug_dump(path); });
 }
 
 }  // namespace ditorch_sim
