@@ -55,6 +55,8 @@ ARGUMENTS = {
     "set_sync_debug_mode": ("warn",),
     "CudaError": (1,),
     "check_error": (0,),
+    "graph": (None,),
+    "make_graphed_callables": ((), ()),
 }
 
 

@@ -66,7 +66,7 @@ def apply(patches: Patches, backend: Backend) -> None:
     _replace_copies(patches, replaced)
     tensors.patch_type_names(patches, target)
     profiling.patch_profiler(patches, target)
-    graphs.patch_optimizers(patches, target)
+    graphs.patch_users(patches, target)
     if not streams.has_streams(target):
         patches.assign(torch.Tensor, "record_stream", _record_stream, "the device's only queue needs no record")
     generators.seed_as_asked_before(target)

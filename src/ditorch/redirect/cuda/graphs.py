@@ -77,14 +77,22 @@ def _takes(own: Any, name: str) -> bool:
         return False
 
 
-def patch_optimizers(patches: Patches, target: Target) -> None:
-    """An optimizer that keeps its step count on the host must not be captured; PyTorch asks CUDA and XPU only."""
+def patch_users(patches: Patches, target: Target) -> None:
+    """What in PyTorch uses graphs, and asks CUDA and XPU only."""
     if own_graph(target) is None:
         return
+    if target.backend.name == "sim" and hasattr(getattr(torch, "accelerator", None), "empty_host_cache"):
+        why = "torch.accelerator.Graph empties a cache of pinned memory, which ends the process where there is none"
+        patches.assign(torch.accelerator, "empty_host_cache", _nothing_to_empty, why)
+    # one that keeps its step count on the host must not be captured
     optimizer = torch.optim.Optimizer
     for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
         if name in vars(optimizer):
             patches.assign(optimizer, name, _health_check(), "a capture on the device counts as one on CUDA")
+
+
+def _nothing_to_empty() -> None:
+    """Pinned memory is not cached."""
 
 
 def _health_check() -> Callable[[Any], None]:
