@@ -14,7 +14,7 @@ from typing import Any, Callable
 import torch
 from torch.overrides import TorchFunctionMode
 
-from op_tools import autograd, bookkeeping, gradients, native, unusual, where
+from op_tools import autograd, bookkeeping, gradients, native, replays, unusual, where
 from op_tools.names import is_no_op, op_name
 from op_tools.plan import OTHERWISE, Plan
 from op_tools.route import through_tools
@@ -88,10 +88,12 @@ class Session:
             _put_under_the_stack(self._mode)
             autograd.watch(self)
             bookkeeping.quiet(self, Mode)
+            replays.watch(self)
         elif not awake and self._mode is not None:
             mode, self._mode = self._mode, None
             autograd.leave(self)
             bookkeeping.loud(self)
+            replays.leave(self)
             _take_off_the_stack(mode)
 
     def _awake(self) -> list[Tool]:

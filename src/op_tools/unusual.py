@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, Callable, Union
 
@@ -63,7 +64,15 @@ _cuda_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStrea
 
 def _capturing() -> bool:
     """Whether a CUDA graph is being captured. None can be on the default stream, which costs less to ask for."""
-    return _has_cuda and _cuda_stream(_cuda_device()) != 0 and _is_capturing()
+    return _cuda_stream(_cuda_device()) != 0 and _is_capturing() if _has_cuda else _elsewhere()()
+
+
+@functools.cache
+def _elsewhere() -> Callable[[], bool]:
+    """The question of another accelerator's module; asked when there are tensors on it, so that it has started."""
+    name = getattr(torch._C, "_get_privateuse1_backend_name", lambda: "")()
+    module = getattr(torch, name, None) or getattr(torch, "xpu", None)
+    return getattr(module, "is_current_stream_capturing", None) or (lambda: False)
 
 
 def reason(place: Place) -> str | None:
@@ -77,7 +86,7 @@ def reason(place: Place) -> str | None:
     if _functorch() is not None:
         return "a function transform (torch.func, vmap) is active"
     if place is DEVICE and _capturing():
-        return "a CUDA graph is being captured"
+        return "a CUDA graph is being captured, and what it replays is not seen"
     return None
 
 
@@ -86,7 +95,7 @@ _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stac
 
 def for_helper() -> tuple[Any, ...]:
     """The classes of tensors that are known, and questions that it cannot answer by itself: yes is unusual."""
-    return _is_plain, (_is_capturing,) if _has_cuda else ()
+    return _is_plain, (_is_capturing if _has_cuda else lambda: _elsewhere()(),)
 
 
 def modes_aside(also_function_modes: bool) -> Callable[..., Any] | None:

@@ -82,7 +82,12 @@ def test_results_that_share_memory_and_lists_of_results(graph):
     x = torch.arange(6.0, device="sim")
 
     def body():
-        return (*torch._foreach_add([x, x], 1.0), *torch.var_mean(x), *(x * 2).split(3), *torch.sort(x, descending=True))
+        return (
+            *torch._foreach_add([x, x], 1.0),
+            *torch.var_mean(x),
+            *(x * 2).split(3),
+            *torch.sort(x, descending=True),
+        )
 
     results = capture(graph, body)
     x.copy_(torch.tensor([3.0, 1, 2, 0, 5, 4]))
@@ -151,15 +156,14 @@ def test_what_the_program_does_to_its_tensor_later_is_not_the_graphs(graph):
 
 
 def test_memory_of_a_freed_tensor_stays_the_graphs(graph):
-    x = torch.full((1000,), 2.0, device="sim")
+    inputs = [torch.full((1000,), 2.0, device="sim")]
 
     def body():
-        between = x + 1
+        between = inputs[0] + 1
         return between * between
 
     y = capture(graph, body)
-    del x
-    gc.collect()
+    inputs.clear()
     junk = [torch.full((1000,), 9.0, device="sim") for _ in range(5)]
     graph.replay()
     assert y.sum().item() == 9000
@@ -439,7 +443,7 @@ def recorded_event():
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_what_waits_for_the_device_is_refused(graph, name):
     x = values(1.0, 2.0)
-    with pytest.raises(RuntimeError, match="capturing|during CUDA graph capture|due to a previous error"):
+    with pytest.raises(RuntimeError, match=r"capturing|during CUDA graph capture|due to a previous error"):
         capture(graph, lambda: ILLEGAL[name](x.add_(1)))
     assert not torch.sim.is_current_stream_capturing()
     assert torch.sim.current_stream() == torch.sim.default_stream()
@@ -699,27 +703,23 @@ def test_a_capture_that_does_not_fit_is_out_of_memory(graph):
 # ---- debugging, and PyTorch's own class ----------------------------------------------------------------------------
 
 
-def test_debug_dump_writes_the_kernels(tmp_path):
+def test_debug_dump_writes_the_kernels(run_python, tmp_path):
     code = """
-    import sys, warnings, torch
-    from ditorch import sim
-    sim.start()
-    graph, x = torch.sim.SIMGraph(), torch.ones(2, device="sim")
-    with torch.sim.graph(graph):
-        y = (x + 1) * 2
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        import sys, warnings, torch
+        from ditorch import sim
+        sim.start()
+        graph, x = torch.sim.SIMGraph(), torch.ones(2, device="sim")
+        with torch.sim.graph(graph):
+            y = (x + 1) * 2
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            graph.debug_dump(sys.argv[1])
+        assert "debug not enabled" in str(caught[0].message)
+        graph.enable_debug_mode()
         graph.debug_dump(sys.argv[1])
-    assert "debug not enabled" in str(caught[0].message)
-    graph.enable_debug_mode()
-    graph.debug_dump(sys.argv[1])
     """
-    import subprocess
-    import sys
-    import textwrap
-
     path = tmp_path / "graph.dot"
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(path)], check=True, timeout=300)
+    run_python(code, str(path))
     text = path.read_text()
     assert "aten::add" in text
     assert "node0 -> node1" in text

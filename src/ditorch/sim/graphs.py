@@ -13,6 +13,8 @@ does it (csrc/graph.h). make_graphed_callables is PyTorch's own.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import gc
 import warnings
 from typing import Any, NoReturn
@@ -23,10 +25,16 @@ from ditorch.sim import device_module
 
 
 def is_current_stream_capturing() -> bool:
-    return bool(torch.ops.ditorch_sim.is_capturing(torch.ops.ditorch_sim.current_device()))
+    return _captures_under_way().value != 0 and bool(torch.ops.ditorch_sim.is_capturing())
 
 
-def graph_pool_handle() -> tuple[int, int]:
+@functools.cache
+def _captures_under_way() -> ctypes.c_int:
+    """The C++ side's own count, because the question is asked often and an operator call takes its time."""
+    return ctypes.c_int.from_address(torch.ops.ditorch_sim.captures_under_way())
+
+
+def graph_pool_handle() -> Any:
     """Names a pool of memory that several graphs may share."""
     return _pool(torch.ops.ditorch_sim.graph_pool_handle())
 

@@ -23,7 +23,7 @@ def names(target: Target) -> dict[str, Any]:
     own = own_graph(target)
     if own is None:
         return {}
-    made = {"CUDAGraph": _graph_class(target, own)}
+    made: dict[str, Any] = {"CUDAGraph": _graph_class(target, own)}
     if target.own("graph"):
         made["graph"] = _capture_class(target.own("graph"))
     for name in ("graph_pool_handle", "is_current_stream_capturing"):

@@ -522,8 +522,8 @@ inline void queue_sleep(int64_t nanoseconds) {
 
 TORCH_LIBRARY_FRAGMENT(ditorch_sim, m) {
   m.def("register_accelerator_graph() -> ()", &register_accelerator_graph);
-  m.def("is_capturing(int device) -> bool", [](int64_t device) -> bool { return current_capture(device) != nullptr; });
-  m.def("captures_under_way() -> int", []() -> int64_t { return captures_under_way; });
+  m.def("is_capturing() -> bool", []() -> bool { return current_capture(current_device) != nullptr; });
+  m.def("captures_under_way() -> int", [] { return reinterpret_cast<int64_t>(&captures_under_way); });  // where it stands
   m.def("graph_pool_handle() -> (int, int)", [] { return std::make_tuple(int64_t(0), new_pool_number()); });
   m.def("graph_new(bool keep) -> int", [](bool keep) -> int64_t { return graphs().add(keep); });
   m.def("graph_delete(int graph) -> ()", [](int64_t graph) { graphs().remove(graph); });
