@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 @pytest.fixture
@@ -293,6 +294,52 @@ def test_a_fault_strikes_in_a_replay(graph):
     assert y.tolist() == [3, 3]
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_every_op_replays_to_the_bits_of_a_plain_run():
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    def copied(values):
+        return tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, values)
+
+    def tensors(values):
+        return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+    wrong, same = [], 0
+    for op in op_db:
+        dtypes = [dtype for dtype in (torch.float32, torch.int64, torch.bool) if op.supports_dtype(dtype, "cpu")]
+        if "empty" in op.name or not dtypes:
+            continue
+        try:
+            samples = list(op.sample_inputs("sim", dtypes[0]))[:3]
+        except Exception:  # noqa: BLE001, S112 - it needs what the device does not have
+            continue
+        for sample in samples:
+            plain, captured = (copied((sample.input, sample.args, sample.kwargs)) for _ in range(2))
+            torch.sim.manual_seed(42)
+            try:
+                expected = tensors(copied(op(plain[0], *plain[1], **plain[2])))
+            except Exception:  # noqa: BLE001, S112 - no kernel
+                continue
+            torch.sim.manual_seed(42)
+            graph = torch.sim.SIMGraph()
+            try:
+                results = capture(graph, lambda op=op, given=captured: op(given[0], *given[1], **given[2]))
+            except RuntimeError as error:
+                if "captur" not in f"{error.__context__ or error}":  # what is refused on CUDA, too
+                    wrong.append((op.name, str(error)))
+                continue
+            graph.replay()
+            found = [*tensors(results), *tensors(captured)]
+            try:
+                torch.testing.assert_close(found, [*expected, *tensors(plain)], rtol=0, atol=0, equal_nan=True)
+                same += 1
+            except AssertionError as error:
+                wrong.append((op.name, str(error)))
+    assert not wrong
+    assert same > 1000
+
+
 # ---- autograd ------------------------------------------------------------------------------------------------------
 
 
@@ -491,6 +538,20 @@ def test_a_mask_that_only_fills_is_captured(graph):
     capture(graph, body)
     graph.replay()
     assert x.tolist() == [5, -1]
+
+
+def test_numbers_as_indices_are_captured(graph):
+    table, index = torch.arange(6.0, device="sim").view(3, 2), torch.tensor([0, 2], device="sim")
+
+    def body():
+        table[index[:1]] += 10
+        return table[index], torch.repeat_interleave(index, index + 1, output_size=4)
+
+    rows, repeated = capture(graph, body)
+    index.copy_(torch.tensor([2, 0]))
+    graph.replay()
+    assert rows.tolist() == [[14, 15], [0, 1]]
+    assert repeated.tolist() == [2, 2, 2, 0]
 
 
 def test_the_default_stream_cannot_be_captured(graph):

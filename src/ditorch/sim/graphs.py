@@ -36,11 +36,17 @@ def _captures_under_way() -> ctypes.c_int:
 
 def graph_pool_handle() -> Any:
     """Names a pool of memory that several graphs may share."""
-    return _pool(torch.ops.ditorch_sim.graph_pool_handle())
+    return _pool(_call("graph_pool_handle"))
 
 
 def _pool(numbers: tuple[int, int]) -> Any:
     return getattr(torch.cuda, "_POOL_HANDLE", tuple)(numbers)
+
+
+def _call(operator: str, *arguments: Any) -> Any:
+    """An operator of the C++ side, which is none to the program's modes."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return getattr(torch.ops.ditorch_sim, operator)(*arguments)
 
 
 class Graph:
@@ -53,14 +59,14 @@ class Graph:
     def __new__(cls, keep_graph: bool = False) -> Graph:
         self = super().__new__(cls)
         self._keep_graph = keep_graph
-        self._number = torch.ops.ditorch_sim.graph_new(keep_graph)
+        self._number = _call("graph_new", keep_graph)
         self._tracker = None
         return self
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be shutting down
             self._stop_tracking()
-            torch.ops.ditorch_sim.graph_delete(self._number)
+            _call("graph_delete", self._number)
 
     def capture_begin(
         self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
@@ -68,7 +74,7 @@ class Graph:
         """Begins to capture the current stream, which must not be the default one."""
         self._stop_tracking()
         first, second = pool if pool is not None else (0, 0)
-        torch.ops.ditorch_sim.graph_capture_begin(self._number, first, second, capture_error_mode)
+        _call("graph_capture_begin", self._number, first, second, capture_error_mode)
         if check_input_liveness:
             from torch.utils._cuda_debug import _CUDAGraphInputLivenessTracker
 
@@ -79,8 +85,8 @@ class Graph:
         """Ends the capture. Memory that was there before is as it was; the captured kernels' results are zeros."""
         if self._tracker is not None:
             self._tracker.stop()
-        torch.ops.ditorch_sim.graph_capture_end(self._number)
-        if torch.ops.ditorch_sim.graph_length(self._number) == 0:
+        _call("graph_capture_end", self._number)
+        if _call("graph_length", self._number) == 0:
             warnings.warn(
                 "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong "
                 "device or stream.",
@@ -88,34 +94,33 @@ class Graph:
             )
 
     def instantiate(self) -> None:
-        torch.ops.ditorch_sim.graph_instantiate(self._number)
+        _call("graph_instantiate", self._number)
 
     def replay(self) -> None:
         """Runs the captured kernels. No Python of the captured code runs, and no hook or mode sees them."""
         if self._tracker is not None:
             self._tracker.check_alive(self.pool())
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # no op to a program's modes
-            torch.ops.ditorch_sim.graph_replay(self._number)
+        _call("graph_replay", self._number)
 
     def reset(self) -> None:
         """Forgets the captured kernels, so that another capture can begin."""
         self._stop_tracking()
-        torch.ops.ditorch_sim.graph_reset(self._number)
+        _call("graph_reset", self._number)
 
     def pool(self) -> Any:
         """The graph's pool of memory, for another capture to share."""
-        return _pool(torch.ops.ditorch_sim.graph_pool(self._number))
+        return _pool(_call("graph_pool", self._number))
 
     def register_generator_state(self, generator: torch.Generator) -> None:
         """Lets the capture draw from a generator; the device's default one is always known."""
-        torch.ops.ditorch_sim.graph_register_generator(self._number, generator)
+        _call("graph_register_generator", self._number, generator)
 
     def enable_debug_mode(self) -> None:
-        torch.ops.ditorch_sim.graph_enable_debug_mode()
+        _call("graph_enable_debug_mode")
 
     def debug_dump(self, debug_path: str) -> None:
         """Writes the kernels and their order to a file, in Graphviz' language, after enable_debug_mode()."""
-        if not torch.ops.ditorch_sim.graph_debug_dump(self._number, debug_path):
+        if not _call("graph_debug_dump", self._number, debug_path):
             warnings.warn(
                 "CUDA Graphs debug not enabled, set with [graph].enable_debug_mode()",
                 stacklevel=2,

@@ -34,7 +34,7 @@ constexpr CaptureFault kWrongThread{908, "attempt to terminate a thread-local ca
 
 [[noreturn]] inline void raise(const CaptureFault& fault, const std::string& what) {
   const auto message = c10::str("CUDA error: ", fault.text, "\n(simulated accelerator) ", what);
-#if TORCH_RELEASE >= 208
+#if TORCH_RELEASE >= 209
   throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, fault.code, message);
 #else
   TORCH_CHECK(false, message);

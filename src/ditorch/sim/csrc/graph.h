@@ -2,7 +2,6 @@
 // CUDA graphs. While a stream is captured, every call on its way to a kernel of the device is recorded: the operator,
 // its arguments as they lie in memory, and where its results lie. It also runs, to find out what the results look like;
 // when the capture ends, memory is as if it had not. A replay runs the same kernels on the same memory.
-#include <ATen/core/ATenOpList.h>
 #include <ATen/ops/clone_ops.h>
 
 #include <cstdio>
@@ -77,7 +76,9 @@ struct CallTraits {
     // the running statistics of a batch norm are written, and some of its schemas do not say so
     for (size_t i = 0; i < op.schema().arguments().size(); i++)
       if (op.schema().arguments()[i].name().rfind("running_", 0) == 0 && !writes(i)) signature.written.push_back(i);
-    needs_values = op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
+    // item() says so itself
+    needs_values = (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) &&
+                   name != "aten::_local_scalar_dense";
   }
   bool writes(size_t argument) const {
     if (collective) return true;  // their schemas do not say
@@ -93,12 +94,13 @@ inline void check_values_are_not_needed(Capture& capture, const OperatorHandle& 
   const auto refuse_it = [&](const char* why) {
     refuse(capture, c10::str(schema.name(), ", ", why, ","));
   };
-  if (traits.needs_values && schema.name() != "aten::_local_scalar_dense") {
+  const bool indexes = traits.signature.takes_host_tensors && schema.name().find("index") != std::string::npos;
+  if (!indexes) {
     for (size_t i = 0; i < arguments.size(); i++)
       if (schema.arguments()[i].name() == "output_size" && !arguments[i].isNone()) return;
-    refuse_it("whose result depends on the values in its arguments");
+    if (traits.needs_values) refuse_it("whose result depends on the values in its arguments");
+    return;
   }
-  if (!traits.signature.takes_host_tensors || schema.name().find("index") == std::string::npos) return;
   bool masked = false, on_host = false;
   IValue indices = arguments[1];
   for_each_tensor(indices, [&](const Tensor& index) {
@@ -448,35 +450,41 @@ class Graph {
   std::vector<RandomStatePtr> random_;
 };
 
-// torch.accelerator.Graph, of newer releases
+// torch.accelerator.Graph, of newer releases. No `override`: a release that wants other functions goes without.
 #ifdef DITORCH_ACCELERATOR_GRAPH
-class AcceleratorGraph final : public at::GraphImplInterface {
+class AcceleratorGraph : public at::GraphImplInterface {
  public:
   explicit AcceleratorGraph(const at::GraphImplArgs& options) : graph_(options.keep_graph) {}
-  void capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) override {
+  void capture_begin(c10::MempoolId_t pool, at::GraphCaptureMode mode) {
     using Mode = at::GraphCaptureMode;
     const char* name = mode == Mode::ThreadLocal ? "thread_local" : mode == Mode::Relaxed ? "relaxed" : "global";
     graph_.capture_begin({pool.first, pool.second}, name);
   }
-  void capture_end() override { graph_.capture_end(); }
-  void instantiate() override { graph_.instantiate(); }
-  void replay() override { graph_.replay(); }
-  void reset() override { graph_.reset(); }
-  c10::MempoolId_t pool() const override { return {graph_.pool().first, graph_.pool().second}; }
-  void enable_debug_mode() override { Graph::enable_debug_mode(); }
-  void debug_dump(const std::string& path) override { graph_.debug_dump(path); }
+  void capture_end() { graph_.capture_end(); }
+  void instantiate() { graph_.instantiate(); }
+  void replay() { graph_.replay(); }
+  void reset() { graph_.reset(); }
+  c10::MempoolId_t pool() const { return {graph_.pool().first, graph_.pool().second}; }
+  void enable_debug_mode() { Graph::enable_debug_mode(); }
+  void debug_dump(const std::string& path) { graph_.debug_dump(path); }
 
  private:
   Graph graph_;
 };
+
+template <class Implementation>
+void register_graphs_by_name() {
+  if constexpr (!std::is_abstract_v<Implementation>)
+    at::GraphImplRegistry()->Register(c10::DeviceTypeName(kSim, /*lower_case=*/false), [](at::GraphImplArgs options) {
+      return std::unique_ptr<at::GraphImplInterface>(new Implementation(options));
+    });
+}
 #endif
 
 // Once the device has its name, by which PyTorch looks.
 inline void register_accelerator_graph() {
 #ifdef DITORCH_ACCELERATOR_GRAPH
-  at::GraphImplRegistry()->Register(c10::DeviceTypeName(kSim, /*lower_case=*/false), [](at::GraphImplArgs options) {
-    return std::unique_ptr<at::GraphImplInterface>(new AcceleratorGraph(options));
-  });
+  register_graphs_by_name<AcceleratorGraph>();
 #endif
 }
 
