@@ -47,6 +47,12 @@ def test_the_chip_of_an_installed_package_is_found_and_computes(run_python, tmp_
         scaler.scale(loss).backward()
         assert model.weight.grad.is_cuda and str(loss.device) == "cuda:0" and getattr(loss, f"is_{device}")
         torch.cuda.synchronize()
+        graph, x = torch.cuda.CUDAGraph(), torch.ones(2, device="cuda")
+        assert isinstance(graph, getattr(getattr(torch, device), f"{device.upper()}Graph"))
+        with torch.cuda.graph(cuda_graph=graph, pool=torch.cuda.graph_pool_handle()):
+            doubled = x * 2
+        graph.replay()
+        assert doubled.tolist() == [2, 2]
         backend = torch.distributed.distributed_c10d.BackendConfig(torch.distributed.Backend("cpu:gloo,cuda:nccl"))
         assert backend.get_device_backend_map() == {"cpu": "gloo", device: ditorch.backend().collectives}
 

@@ -55,6 +55,8 @@ ARGUMENTS = {
     "set_sync_debug_mode": ("warn",),
     "CudaError": (1,),
     "check_error": (0,),
+    "graph": (None,),
+    "make_graphed_callables": ((), ()),
 }
 
 
@@ -458,7 +460,6 @@ def test_modules_that_need_nvidias_libraries_are_refused(cuda) -> None:
         lambda: cuda.tunable.enable(),
         lambda: cuda.jiterator._create_jit_fn("code")(torch.ones(1)),
         lambda: cuda.gds.GdsFile("name", 0),
-        lambda: cuda.graph(None),
     ]
     for call in calls:
         with pytest.raises(BackendError, match=r"torch\.cuda\.\S+ does not exist on sim \(simulated accelerator\)"):

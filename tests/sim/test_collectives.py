@@ -215,6 +215,45 @@ def do_data_parallel_in_float16(rank, device):
     return model.module.weight.grad.tolist()
 
 
+def do_captured_all_reduce(rank, device):
+    x, graph = torch.zeros(2, device=device), torch.sim.SIMGraph()
+    with torch.sim.graph(graph, stream=torch.sim.Stream(device)):
+        y = x + rank
+        work = dist.all_reduce(y, async_op=True)
+        work.wait()
+        z = y * 10
+    found = []
+    for number in (1.0, 2.0):
+        x.fill_(number)
+        graph.replay()
+        found.append(z.tolist())
+    return found
+
+
+def do_captured_data_parallel(rank, device):
+    """Forward and backward of DistributedDataParallel in one graph, or of modules that are graphs themselves."""
+    inputs = (torch.arange(32.0).view(8, 4) / 10)[rank * 4 : rank * 4 + 4].to(device)
+    plain = DistributedDataParallel(small_model().to(device), device_ids=[rank])
+    expected = train(plain, inputs)
+
+    side = torch.sim.Stream(device)
+    with torch.sim.stream(side):
+        parallel = DistributedDataParallel(small_model().to(device), device_ids=[rank])
+        for _ in range(11):
+            parallel(inputs).sum().backward()
+        parallel.zero_grad(set_to_none=True)
+    static, graph = inputs.clone(), torch.sim.SIMGraph()
+    with torch.sim.graph(graph, stream=side):
+        parallel(static).pow(2).mean().backward()
+    plain.load_state_dict(parallel.state_dict())
+    static.mul_(0.5)
+    plain.zero_grad()
+    plain(static).pow(2).mean().backward()
+    graph.replay()
+    same = [torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), parallel.parameters())]
+    return same, [parameter.flatten().tolist() for parameter in expected]
+
+
 def do_attention_of_distributed_tensors(rank, device):
     """Attention over tensors that are split between the processes, forward and backward, against one process' own."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -370,6 +409,16 @@ def test_data_parallel_training_equals_one_process_on_the_whole_batch(results):
 
 def test_data_parallel_gradients_can_be_compressed(results):
     assert results(do_data_parallel_in_float16) == [[[1.5, 1.5]]] * 2
+
+
+def test_a_collective_in_a_graph_runs_in_each_replay(results):
+    assert results(do_captured_all_reduce) == [[[30.0, 30.0], [50.0, 50.0]]] * 2
+
+
+def test_data_parallel_gradients_are_reduced_in_each_replay(results):
+    for same, _ in results(do_captured_data_parallel):
+        assert same
+        assert all(same)
 
 
 KNOWS_SHAPE_OF_ATTENTION = torch._C._dispatch_has_kernel_for_dispatch_key(

@@ -107,6 +107,7 @@ def register(library: Path, name: str, collectives: str) -> None:
         torch.ops.ditorch_sim.default_generator(index) for index in range(device_module.device_count())
     )
     torch._register_device_module(name, device_module)
+    torch.ops.ditorch_sim.register_accelerator_graph()
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     in_python = (rnn, batch_norm, attention, packed_attention, products)
     _register_kernels({name: kernel for module in in_python for name, kernel in module.KERNELS.items()})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Union
+from typing import Any, Union
 
 import torch
 
@@ -29,9 +29,11 @@ def is_initialized() -> bool:
     return bool(torch.ops.ditorch_sim.is_used())
 
 
-def __getattr__(name: str) -> bool:
+def __getattr__(name: str) -> Any:
     if name == "_initialized":  # torch.utils.checkpoint looks here before it keeps random states
         return is_initialized()
+    if name == f"{device_type.upper()}Graph":
+        return graphs.Graph
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -177,13 +179,13 @@ def max_memory_allocated(device: DeviceLike = None) -> int:
     return _memory_statistic(device, "peak")
 
 
-# Nothing is cached, so what is reserved is what is allocated.
+# Nothing is cached but memory of graphs.
 def memory_reserved(device: DeviceLike = None) -> int:
-    return memory_allocated(device)
+    return _memory_statistic(device, "reserved")
 
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
-    return max_memory_allocated(device)
+    return max(max_memory_allocated(device), memory_reserved(device))
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, int]:
@@ -283,3 +285,9 @@ class stream:
         if self._previous is not None:
             set_stream(self._previous)
             set_device(self._previous_device)
+
+
+# ---- graphs ------------------------------------------------------------------------------------------------------
+
+from ditorch.sim import graphs  # noqa: E402 - made of the names above
+from ditorch.sim.graphs import graph, graph_pool_handle, is_current_stream_capturing  # noqa: E402, F401

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, Callable, Union
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+from op_tools.core import graphs
 
 # where the tensors of a call are; where there is a tensor subclass with a behaviour of its own, its class
 DEVICE = "device"
@@ -63,7 +66,17 @@ _cuda_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStrea
 
 def _capturing() -> bool:
     """Whether a CUDA graph is being captured. None can be on the default stream, which costs less to ask for."""
-    return _has_cuda and _cuda_stream(_cuda_device()) != 0 and _is_capturing()
+    if _has_cuda:
+        return _cuda_stream(_cuda_device()) != 0 and _is_capturing()
+    return bool(graphs.captures) and _elsewhere()()
+
+
+@functools.cache
+def _elsewhere() -> Callable[[], bool]:
+    """The question of another accelerator's module; asked when there are tensors on it, so that it has started."""
+    name = getattr(torch._C, "_get_privateuse1_backend_name", lambda: "")()
+    module = getattr(torch, name, None) or getattr(torch, "xpu", None)
+    return getattr(module, "is_current_stream_capturing", None) or (lambda: False)
 
 
 def reason(place: Place) -> str | None:
@@ -77,7 +90,7 @@ def reason(place: Place) -> str | None:
     if _functorch() is not None:
         return "a function transform (torch.func, vmap) is active"
     if place is DEVICE and _capturing():
-        return "a CUDA graph is being captured"
+        return "a CUDA graph is being captured, and what it replays is not seen"
     return None
 
 

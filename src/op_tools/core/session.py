@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, dynamo, gradients, optimizers, where
+from op_tools.core import autograd_functions, dynamo, gradients, graphs, optimizers, where
 from op_tools.core.call import STEPS
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.plan import OTHERWISE, Plan
@@ -94,10 +94,12 @@ class Session:
             _put_under_the_stack(self._mode)
             autograd_functions.watch(self, Mode)
             optimizers.quiet(self, Mode)
+            graphs.watch(self)
         elif not awake and self._mode is not None:
             mode, self._mode = self._mode, None
             autograd_functions.leave(self)
             optimizers.loud(self)
+            graphs.leave(self)
             _take_off_the_stack(mode)
 
     def _awake(self) -> list[AnyWatcher]:
@@ -140,7 +142,7 @@ class Mode(TorchFunctionMode):
             plan = self._session.decide(func)
             if plan is None:
                 return func(*args, **(kwargs or {}))
-        if plan.shortcut is not None:
+        if plan.shortcut is not None and not graphs.captures:
             result = plan.shortcut(func, args, kwargs or {})
             if result is not OTHERWISE:
                 return result

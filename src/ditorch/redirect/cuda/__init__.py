@@ -25,6 +25,7 @@ from ditorch.redirect.cuda import (
     comm,
     devices,
     generators,
+    graphs,
     memory,
     profiling,
     properties,
@@ -66,6 +67,7 @@ def apply(patches: Patches, backend: Backend) -> None:
     tensors.patch_type_names(patches, target)
     profiling.patch_profiler(patches, target)
     _patch_bindings(patches)
+    graphs.patch_users(patches, target)
     if not streams.has_streams(target):
         patches.assign(torch.Tensor, "record_stream", _record_stream, "the device's only queue needs no record")
     generators.seed_as_asked_before(target)
@@ -109,6 +111,7 @@ def _all_names(target: Target) -> dict[str, Any]:
         **tensors.names(target),
         **tools.constants(target),
         **tools.errors(),
+        **graphs.names(target),
     }
     there = vars(torch.cuda)
     made = {name: new for name, new in made.items() if name in there or name == "_get_device_properties"}
@@ -121,8 +124,6 @@ def _all_names(target: Target) -> dict[str, Any]:
 
 def _own_or_refused(target: Target, name: str, original: Any) -> Any:
     own = target.own(name)
-    if own is None and name == "CUDAGraph":
-        own = target.own(f"{target.type.upper()}Graph")
     if own is None:
         return refused(target, name, original)
     return own if inspect.isclass(own) else tools.forward(own)

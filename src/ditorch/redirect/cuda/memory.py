@@ -152,7 +152,7 @@ def _statistics(target: Target) -> dict[str, Any]:
         used = torch.cuda.memory_reserved(device) / 2**20
         return f"GPU:{target.index(device)}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
 
-    def memory_snapshot(mempool_id: Any = None) -> list[Any]:
+    def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> list[Any]:
         return list(snapshot()) if snapshot else []
 
     def reset_accumulated_memory_stats(device: Any = None) -> None:

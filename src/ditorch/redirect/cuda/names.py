@@ -45,6 +45,11 @@ _DEVICE = _rows(
     ("get_rng_state get_rng_state_all set_rng_state set_rng_state_all", "the state of the device's generators"),
     ("default_generators", "one generator per device"),
     ("amp", "the module: autocast and GradScaler"),
+    (
+        "CUDAGraph graph graph_pool_handle make_graphed_callables",
+        "the device's own graphs (`NPUGraph`, `MUSAGraph`, …); refused where it has none",
+    ),
+    ("is_current_stream_capturing", "whether a graph is being captured; False where the device has none"),
 )
 
 _EMULATED = _rows(
@@ -90,15 +95,14 @@ _STUBS = _rows(
     ("has_half", "True"),
     ("has_magma is_tf32_supported", "False"),
     ("ipc_collect", "does nothing"),
-    ("is_current_stream_capturing", "False"),
-    ("graphs graph_annotations", "the module; graphs themselves are refused"),
+    ("graphs graph_annotations", "the module"),
     ("nvtx profiler", "the module: marks and ranges go nowhere"),
     ("cudart", "profiler marks and pinning of host memory succeed and do nothing; the rest is refused"),
 )
 
 _REFUSED = _rows(
     "refused",
-    ("CUDAGraph graph graph_pool_handle make_graphed_callables export_dot export_graph_data", "CUDA graphs"),
+    ("export_dot export_graph_data", "the nodes of a CUDA graph"),
     ("CUDAPluggableAllocator change_current_allocator", "CUDA's allocator interface"),
     ("MemPool MemPoolContext use_mem_pool", "memory pools of CUDA's allocator"),
     ("GreenContext", "CUDA's green contexts"),

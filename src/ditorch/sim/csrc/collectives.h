@@ -67,6 +67,7 @@ inline void collective(const OperatorHandle& op, Stack* stack) {
     if (result.isTensorList()) tensors = result.toTensorVector();
     if (!result.isCustomClass()) continue;
     auto work = result.toCustomClass<c10d::Work>();
+    if (recorded_calls != 0) work->wait();  // the next call of the graph may need it
     result = c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<DeviceWork>(std::move(work), tensors));
   }
 }

@@ -30,6 +30,7 @@ inline int64_t memory_statistic(int64_t device, std::string name) {
   const auto& statistics = memory_statistics[device];
   if (name == "current") return statistics.current;
   if (name == "peak") return statistics.peak;
+  if (name == "reserved") return statistics.current + statistics.idle;
   if (name == "total") return statistics.total;
   if (name == "allocations") return statistics.allocations;
   if (name == "out_of_memory") return statistics.out_of_memory;
@@ -53,16 +54,13 @@ TORCH_LIBRARY(ditorch_sim, m) {
   m.def("set_device(int device) -> ()", [](int64_t device) { set_current_device(device); });
   m.def("current_stream(int device) -> int", [](int64_t device) -> int64_t { return current_stream[device]; });
   m.def("set_stream(int device, int stream) -> ()", [](int64_t device, int64_t stream) {
-    current_stream[device] = stream;
+    choose_stream(device, stream);
     set_current_device(device);
   });
   m.def("synchronize(int device) -> ()", [](int64_t device) {
-    check_device(device);
-    Clock::wait_until(device_clock().busy_until(device));
+    synchronize(device);
   });
-  m.def("sleep(int nanoseconds) -> ()", [](int64_t nanoseconds) {
-    device_clock().queue(current_device, current_stream[current_device], nanoseconds);
-  });
+  m.def("sleep(int nanoseconds) -> ()", &queue_sleep);
 
   m.def("seed(int device, int value) -> ()", &seed);
   m.def("default_generator(int device) -> Generator?", [](int64_t device) {

@@ -188,11 +188,17 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
   }
 }
 
+inline bool must_record() { return any_capture() && recorded_calls == 0 && current_capture(current_device); }
+inline void record(const OperatorHandle& op, Stack* stack);  // graph.h
+
 // One operator's kernel on the device: its schema is read once, when it is registered.
 class HostKernel final : public c10::OperatorKernel {
  public:
   HostKernel(const c10::FunctionSchema& schema, DispatchKey key) : signature_(schema), key_(key) {}
-  void operator()(const OperatorHandle& op, DispatchKeySet, Stack* stack) { run_on_host(op, op, signature_, stack, key_); }
+  void operator()(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    if (must_record()) return record(op, stack);  // a factory's way to the device does not pass the recorder
+    run_on_host(op, op, signature_, stack, key_);
+  }
 
  private:
   Signature signature_;

@@ -6,33 +6,60 @@
 
 namespace ditorch_sim {
 
+// The numbers that a replayed node draws: those of its capture, counted from where the generators were when it began.
+struct ReplayedDraws {
+  const Node* node = nullptr;
+  size_t next = 0;
+  std::map<const RandomState*, uint64_t> began;
+};
+inline thread_local ReplayedDraws* replayed_draws = nullptr;
+inline thread_local Node* recorded_node = nullptr;  // whose kernel runs now, for the first time
+
 // A stream of random numbers named by a seed and an offset, as chips have it (and as DTensor wants to set it): every
 // kernel that draws gets the CPU's generator, seeded from the two, and moves the offset on. At offset 0 the numbers are
 // those of the CPU with the same seed.
 class Generator final : public c10::GeneratorImpl {
  public:
-  explicit Generator(DeviceIndex device)
+  explicit Generator(DeviceIndex device, RandomStatePtr state = std::make_shared<RandomState>())
       : c10::GeneratorImpl(Device(kSim, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-        host_(at::detail::createCPUGenerator()) {}
+        host_(at::detail::createCPUGenerator()),
+        state_(std::move(state)) {}
 
   const at::Generator& next() {
-    host_.set_current_seed(offset_ ? mixed(seed_, offset_) : seed_);
-    offset_ += kStep;
-    return host_;
+    if (C10_UNLIKELY(replayed_draws != nullptr)) return replay();
+    if (any_capture())
+      if (const auto capture = current_capture(device_.index())) return record(*capture);
+    const auto offset = state_->offset;
+    state_->offset += kStep;
+    return seeded(state_->seed, offset);
   }
 
   static c10::DeviceType device_type() { return kSim; }
+  const RandomStatePtr& state() const { return state_; }
+
   void set_current_seed(uint64_t seed) override {
-    seed_ = seed;
-    offset_ = 0;
+    if (is_captured()) {
+      TORCH_CHECK(seed == state_->seed, "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if "
+                  "new seed is the same as the original seed.");
+      return;
+    }
+    state_->seed = seed;
+    state_->offset = 0;
   }
-  uint64_t current_seed() const override { return seed_; }
+  uint64_t current_seed() const override { return state_->seed; }
   uint64_t seed() override {
+    check_not_captured("seed");
     set_current_seed(c10::detail::getNonDeterministicRandom());
-    return seed_;
+    return state_->seed;
   }
-  void set_offset(uint64_t offset) override { offset_ = offset; }
-  uint64_t get_offset() const override { return offset_; }
+  void set_offset(uint64_t offset) override {
+    check_not_captured("set_offset");
+    state_->offset = offset;
+  }
+  uint64_t get_offset() const override {
+    check_not_captured("get_offset");
+    return state_->offset;
+  }
 
   void set_state(const c10::TensorImpl& state) override {
     TORCH_CHECK(state.device_type() == c10::DeviceType::CPU && state.dtype() == caffe2::TypeMeta::Make<uint8_t>() &&
@@ -40,20 +67,27 @@ class Generator final : public c10::GeneratorImpl {
                 "RNG state must be a CPU tensor of 16 bytes, a seed and an offset");
     State values;
     std::memcpy(&values, state.data(), sizeof(State));
-    seed_ = values.seed;
-    offset_ = values.offset;
+    set_current_seed(values.seed);
+    (is_captured() ? state_->in_graph : state_->offset) = values.offset;
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    const State values{seed_, offset_};
+    const State values{state_->seed, is_captured() ? state_->in_graph : state_->offset};
     auto state = at::detail::empty_cpu({sizeof(State)}, c10::kByte, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
     std::memcpy(state.mutable_data_ptr(), &values, sizeof(State));
     return state.getIntrusivePtr();
   }
+  // Two generators with one state, which a graph can know.
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) {
+    const auto* ours = dynamic_cast<const Generator*>(other.get());
+    TORCH_CHECK(ours != nullptr, "Expected a generator of the device");
+    state_ = ours->state_;
+  }
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const {
+    return c10::make_intrusive<Generator>(device_.index(), state_);
+  }
   Generator* clone_impl() const override {
-    auto* copy = new Generator(device_.index());
-    copy->seed_ = seed_;
-    copy->offset_ = offset_;
-    return copy;
+    check_not_captured("clone");
+    return new Generator(device_.index(), std::make_shared<RandomState>(*state_));
   }
 
  private:
@@ -68,10 +102,33 @@ class Generator final : public c10::GeneratorImpl {
     value = (value ^ (value >> 27)) * 0x94D049BB133111EBull;
     return value ^ (value >> 31);
   }
+  const at::Generator& seeded(uint64_t seed, uint64_t offset) {
+    host_.set_current_seed(offset ? mixed(seed, offset) : seed);
+    return host_;
+  }
+
+  const at::Generator& record(const Capture& capture) {
+    TORCH_CHECK(capture.knows(state_.get()), "RNG op during graph capture but generator is not registered with the "
+                "capturing graph. Call graph.register_generator_state() before capture_begin().");
+    if (recorded_node) recorded_node->draws.emplace_back(state_, state_->in_graph);
+    const auto offset = state_->offset + state_->in_graph;
+    state_->in_graph += kStep;
+    return seeded(state_->seed, offset);
+  }
+  const at::Generator& replay() {
+    auto& draws = *replayed_draws;
+    TORCH_CHECK(draws.next < draws.node->draws.size(), draws.node->name, " draws other random numbers than in its capture");
+    const auto& [state, in_graph] = draws.node->draws[draws.next++];
+    return seeded(state->seed, draws.began.at(state.get()) + in_graph);
+  }
+  bool is_captured() const { return current_capture(device_.index()) != nullptr; }
+  void check_not_captured(const char* what) const {
+    TORCH_CHECK(!is_captured(), "Cannot call CUDAGeneratorImpl::", what, " during CUDA graph capture. If you need this "
+                "call to be captured, please file an issue.");
+  }
 
   at::Generator host_;
-  uint64_t seed_ = c10::default_rng_seed_val;  // as the CPU and CUDA begin
-  uint64_t offset_ = 0;
+  RandomStatePtr state_;
 };
 
 inline const at::Generator& default_generator(DeviceIndex device) {

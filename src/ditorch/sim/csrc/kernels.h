@@ -58,9 +58,21 @@ inline Tensor lazy_clone(const Tensor& tensor) {
   return wrap(c10::Storage(std::move(storage)), DispatchKey::PrivateUse1, tensor);
 }
 
+// A captured copy reads or writes the host's memory anew in each replay, which CUDA can do with pinned memory only.
+inline void check_captured_copy(const Tensor& from, const Tensor& to, bool non_blocking) {
+  const auto& [device, host] = on_device(from) ? std::tie(from, to) : std::tie(to, from);
+  const auto capture = current_capture(device.device().index());
+  if (!capture) return;
+  TORCH_CHECK(pinned_memory()->contains(host.const_data_ptr()),
+              "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. "
+              "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True.");
+  if (!non_blocking) refuse(*capture, "a copy between host and device without non_blocking=True");
+}
+
 // Every copy to, from and on the device. Between device and host it waits for the stream, unless asked not to and the
 // host's side is pinned, as on a real chip.
 inline Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
+  if (any_capture() && on_device(from) != on_device(to)) check_captured_copy(from, to, non_blocking);
   if (!device_clock().idle() && on_device(from) != on_device(to)) {
     const auto& [device, host] = on_device(from) ? std::tie(from, to) : std::tie(to, from);
     if (!non_blocking || !pinned_memory()->contains(host.const_data_ptr())) wait_for_current_stream(device.device().index());
@@ -78,7 +90,9 @@ inline Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
 }
 
 inline at::Scalar item(const Tensor& tensor) {
-  wait_for_current_stream(tensor.device().index());
+  const auto device = tensor.device().index();
+  check_stream_may_wait(device, current_stream[device], "tensor.item(), or another way to a value on the host,");
+  wait_for_current_stream(device);
   return at::native::_local_scalar_dense_cpu(host_alias(tensor));
 }
 

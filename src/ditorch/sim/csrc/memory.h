@@ -17,6 +17,7 @@ namespace ditorch_sim {
 
 struct MemoryStatistics {
   std::atomic<int64_t> current{0}, peak{0}, total{0}, allocations{0}, out_of_memory{0};
+  std::atomic<int64_t> idle{0};  // no tensor's, but kept for graphs
 };
 inline MemoryStatistics memory_statistics[kMaxDevices];
 
@@ -25,7 +26,7 @@ inline std::atomic<int64_t> memory_limit{std::numeric_limits<int64_t>::max()};
 
 inline void check_memory(int64_t bytes, DeviceIndex device) {
   auto& statistics = memory_statistics[device];
-  const int64_t used = statistics.current;
+  const int64_t used = statistics.current + statistics.idle;
   if (C10_LIKELY(used + bytes <= memory_limit)) return;
   statistics.out_of_memory++;
   TORCH_CHECK_WITH(OutOfMemoryError, false, c10::get_privateuse1_backend(true), " out of memory. Tried to allocate ",
@@ -41,11 +42,14 @@ struct Block {
   c10::Storage host;
   int64_t bytes;
   DeviceIndex device;
+  std::shared_ptr<Pool> pool = nullptr;  // of the graph in whose capture it was allocated
 };
 
 inline void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
-  memory_statistics[block->device].current -= block->bytes;
+  auto& statistics = memory_statistics[block->device];
+  statistics.current -= block->bytes;
+  if (block->pool && block->pool->give_back(block->device, block->host)) statistics.idle += block->bytes;
   delete block;
 }
 
@@ -101,6 +105,24 @@ inline void make_shareable(c10::StorageImpl& storage) {
   storage.set_data_ptr_noswap(c10::DataPtr(address, address, &free_shared_block, device));
 }
 
+inline void Pool::remove_graph() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (--graphs_ > 0) return;
+  for (const auto& [kind, storages] : idle_) memory_statistics[kind.first].idle -= kind.second * storages.size();
+  idle_.clear();
+}
+
+// What is allocated in a capture: from the pool, where it has a block of this size.
+inline c10::Storage captured_memory(Capture& capture, c10::Storage host, DeviceIndex device) {
+  if (auto pooled = capture.pool->take(device, host.nbytes())) {
+    memory_statistics[device].idle -= host.nbytes();
+    std::memcpy(pooled.mutable_data(), host.data(), host.nbytes());
+    host = std::move(pooled);
+  }
+  capture.made(host);
+  return host;
+}
+
 inline c10::Storage host_storage(size_t bytes) {
   return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                             c10::GetCPUAllocator(), /*resizable=*/true));
@@ -109,6 +131,13 @@ inline c10::Storage host_storage(size_t bytes) {
 // Makes `host` the memory of a block on `device`, without a copy.
 inline c10::DataPtr adopt_memory(c10::Storage host, DeviceIndex device) {
   const int64_t bytes = host.nbytes();
+  std::shared_ptr<Pool> pool;
+  if (auto capture = current_capture(device)) {
+    host = captured_memory(*capture, std::move(host), device);
+    pool = capture->pool;
+  } else if (recorded_calls == 0) {
+    check_may_allocate(bytes);
+  }
   check_memory(bytes, device);
   auto& statistics = memory_statistics[device];
   const int64_t current = statistics.current += bytes;
@@ -119,7 +148,7 @@ inline c10::DataPtr adopt_memory(c10::Storage host, DeviceIndex device) {
   statistics.allocations++;
   device_is_used.store(true, std::memory_order_relaxed);
   void* data = host.mutable_data();
-  return c10::DataPtr(data, new Block{std::move(host), bytes, device}, &free_block, Device(kSim, device));
+  return c10::DataPtr(data, new Block{std::move(host), bytes, device, std::move(pool)}, &free_block, Device(kSim, device));
 }
 
 inline c10::DataPtr allocate_on(size_t bytes, DeviceIndex device) {

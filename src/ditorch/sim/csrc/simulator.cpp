@@ -7,6 +7,7 @@
 // Read in this order; each part only uses the ones before it.
 #include "release.h"    // which PyTorch this is
 #include "runtime.h"    // devices, streams and the simulated clock
+#include "capture.h"    // captures of graphs that are under way
 #include "memory.h"     // device memory and pinned memory
 #include "generator.h"  // random numbers
 #include "hooks.h"      // what PyTorch asks a backend: device guard, streams, events, hooks
@@ -19,4 +20,5 @@
 #include "attention.h"  // scaled_dot_product_attention
 #include "autocast.h"   // the autocast policies
 #include "collectives.h"  // torch.distributed
+#include "graph.h"      // graphs: recording kernel calls and running them again
 #include "control.h"    // torch.ops.ditorch_sim: the Python side's way in
