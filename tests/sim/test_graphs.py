@@ -295,6 +295,7 @@ def test_a_fault_strikes_in_a_replay(graph):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")
 def test_every_op_replays_to_the_bits_of_a_plain_run():
     from torch.testing._internal.common_methods_invocations import op_db
@@ -311,7 +312,7 @@ def test_every_op_replays_to_the_bits_of_a_plain_run():
         if "empty" in op.name or not dtypes:
             continue
         try:
-            samples = list(op.sample_inputs("sim", dtypes[0]))[:3]
+            samples = list(op.sample_inputs("sim", dtypes[0]))[:2]
         except Exception:  # noqa: BLE001, S112 - it needs what the device does not have
             continue
         for sample in samples:
@@ -337,7 +338,7 @@ def test_every_op_replays_to_the_bits_of_a_plain_run():
             except AssertionError as error:
                 wrong.append((op.name, str(error)))
     assert not wrong
-    assert same > 1000
+    assert same > 700
 
 
 # ---- autograd ------------------------------------------------------------------------------------------------------
