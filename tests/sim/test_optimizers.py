@@ -76,16 +76,6 @@ def test_every_path_is_there():
     assert "fused" in paths_of("SGD")
 
 
-def test_sparse_gradients_are_refused():
-    embedding = nn.Embedding(4, 2, sparse=True).to("sim")
-    optimizer = torch.optim.SparseAdam(embedding.parameters())
-    with pytest.raises(RuntimeError, match=r"(?i)sparse|sim"):
-        embedding(torch.tensor([1, 2], device="sim")).sum().backward()
-    embedding.weight.grad = torch.ones(4, 2, device="sim")
-    with pytest.raises(RuntimeError, match="SparseAdam does not support dense gradients"):
-        optimizer.step()
-
-
 def test_state_lives_on_the_device_and_survives_a_state_dict():
     model = nn.Linear(2, 2).to("sim")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
