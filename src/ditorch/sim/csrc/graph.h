@@ -94,7 +94,7 @@ inline void check_values_are_not_needed(Capture& capture, const OperatorHandle& 
   const auto refuse_it = [&](const char* why) {
     refuse(capture, c10::str(schema.name(), ", ", why, ","));
   };
-  const bool indexes = traits.signature.takes_host_tensors && schema.name().find("index") != std::string::npos;
+  const bool indexes = traits.signature.takes_host_indices;
   if (!indexes) {
     for (size_t i = 0; i < arguments.size(); i++)
       if (schema.arguments()[i].name() == "output_size" && !arguments[i].isNone()) return;
