@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import traceback
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable
 
@@ -46,7 +47,10 @@ def _main(rank: int, name: str, size: int, backend: str, folder: Path) -> None:
     torch.set_num_threads(1)
     module = importlib.import_module(name)
     device = module.start_rank(rank)
-    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    bound = torch.device(device, rank) if getattr(module, "BOUND", False) else None  # the group is bound to a device
+    where = f"file://{folder}/rendezvous"
+    patience = timedelta(minutes=2)  # of those that wait for one that failed
+    dist.init_process_group(backend, where, timeout=patience, rank=rank, world_size=size, device_id=bound)
     results = {}
     for key, function in sorted(vars(module).items()):
         if key.startswith("do_"):

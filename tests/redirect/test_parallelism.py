@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SIZE = 3
+BOUND = True
 
 
 def start_rank(rank):
@@ -391,3 +392,69 @@ def do_synchronized_batch_norm_of_uneven_batches(rank, device):
 def test_training_with_uneven_shards_equals_one_process(results, function):
     for found in results(function):
         assert {name: value for name, value in found.items() if not value < 1e-5} == {}
+
+
+# ---- groups and what is asked of them ----------------------------------------------------------------------------
+
+
+def sum_of_ranks(group, rank):
+    tensor = torch.full((1,), float(rank), device="cuda")
+    dist.all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+def do_groups_of_a_bound_group(rank, device):
+    """The default group is bound to a device: PyTorch splits it then, which only NCCL can."""
+    flat = dist.init_device_mesh("cuda", (1, SIZE), mesh_dim_names=("outer", "inner"))
+    part = dist.split_group(split_ranks=[[0, 2], [1]])
+    alone = dist.split_group(parent_pg=part, split_ranks=[[0]])  # the first process of each part
+    none = dist.split_group(split_ranks=[[0, 2]])
+    return {
+        "mesh": [sum_of_ranks(flat.get_group(name), rank) for name in ("outer", "inner")],
+        "part": sum_of_ranks(part, rank),
+        "part of a part": None if alone is None else dist.get_process_group_ranks(alone),
+        "outside": none is None,
+        "no empty part": message(dist.split_group, split_ranks=[[], [0, 1, 2]]),
+        "names": [str(dist.get_backend(group)) for group in (None, part, flat.get_group("inner"))],
+    }
+
+
+def test_a_bound_group_can_be_split(results):
+    first, second, third = results(do_groups_of_a_bound_group)
+    assert [found["mesh"] for found in (first, second, third)] == [[0, 3], [1, 3], [2, 3]]
+    assert [found["part"] for found in (first, second, third)] == [2, 1, 2]
+    assert [found["part of a part"] for found in (first, second, third)] == [[0], [1], None]
+    assert [found["outside"] for found in (first, second, third)] == [False, True, False]
+    assert "the split group cannot be empty" in first["no empty part"]
+
+
+def test_a_group_is_called_what_the_program_called_it(results):
+    assert [found["names"] for found in results(do_groups_of_a_bound_group)] == [["nccl"] * 3] * SIZE
+
+
+def do_compressed_gradients(rank, device):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    found = []
+    for hook in (default_hooks.bf16_compress_hook, default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)):
+        model = DistributedDataParallel(nn.Linear(2, 1, bias=False).cuda(), device_ids=[rank])
+        model.register_comm_hook(None, hook)
+        model(torch.full((1, 2), rank + 1.0, device=device)).sum().backward()
+        found.append(model.module.weight.grad.tolist())
+    return found
+
+
+def test_gradients_can_be_compressed_to_bfloat16(results):
+    assert results(do_compressed_gradients) == [[[[2, 2]], [[2, 2]]]] * SIZE
+
+
+def do_symmetric_memory(rank, device):
+    from torch.distributed import _symmetric_memory
+
+    return message(_symmetric_memory.rendezvous, torch.zeros(4, device=device), dist.group.WORLD)
+
+
+def test_symmetric_memory_is_refused_in_clear_words(results):
+    for refused in results(do_symmetric_memory):
+        assert "MissingOnBackendError: torch.distributed._symmetric_memory.rendezvous: sim (sim" in refused
+        assert "has no symmetric memory" in refused
