@@ -3,6 +3,7 @@
     DitorchError (RuntimeError)
     ├── SettingError (ValueError)     an environment variable cannot be understood
     ├── FaultError (ValueError)       a fault cannot be understood, or cannot be installed
+    ├── ParallelismError              tensors are split between processes in a way that would give wrong results
     └── BackendError                  an accelerator cannot be used
         ├── SimulatorError            the simulated one cannot be built or started
         └── MissingOnBackendError (NotImplementedError)   a part of torch.cuda that it does not have
@@ -23,6 +24,10 @@ class SettingError(DitorchError, ValueError):
 
 class FaultError(DitorchError, ValueError):
     """A fault cannot be understood, or there is nothing to install it on."""
+
+
+class ParallelismError(DitorchError):
+    """Tensors are split between processes in a way that the accelerator cannot compute with."""
 
 
 class BackendError(DitorchError):

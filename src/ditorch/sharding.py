@@ -6,18 +6,20 @@ Without the rule, tensor parallelism fails on every chip whose attention PyTorch
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, Callable
 
 import torch
 
+from ditorch import ring_attention
 from ditorch.imports import after_import
 
 Sharding = tuple[list[Any], list[Any]]  # where the results of a kernel lie, and where its arguments do; None: no tensor
 
 _NAME = "_scaled_dot_product_fused_attention_overrideable"
 _BATCH, _HEADS = 0, 1  # the dimensions along which nothing in attention depends on anything else
-
+_MAX_LENGTH = 5  # where max_q stands among the arguments of the backward pass after the bias
 
 _asked = False
 
@@ -28,30 +30,34 @@ def teach_attention() -> Callable[[], None]:
     if _asked or not torch.distributed.is_available() or not hasattr(torch.ops.aten, _NAME):
         return lambda: None
     _asked = True
-    taught: list[Any] = []
-    call_off = after_import("torch.distributed.tensor", lambda _: taught.extend(_teach()))
+    undo: list[Callable[[], object]] = []
+    call_off = after_import("torch.distributed.tensor", lambda _: undo.extend(_teach()))
 
     def forget() -> None:
         global _asked
         _asked = False
         call_off()
-        for operator in taught:
-            _strategies().pop(operator)
+        for take_back in undo:
+            take_back()
 
     return forget
 
 
-def _teach() -> Iterator[Any]:
-    """Registers what DTensor has no rule for, and yields it."""
+def _teach() -> Iterator[Callable[[], object]]:
+    """Registers what DTensor has no rule for, and yields how to take each back."""
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_NAME}", "Meta"):
         return  # before torch 2.7: DTensor plans with the shapes of results, and here nobody knows them
     from torch.distributed.tensor.experimental import register_sharding
 
-    for name, rule in ((_NAME, _forward), (f"{_NAME}_backward", _backward)):
-        operator = getattr(torch.ops.aten, name).default
+    forward, backward = (getattr(torch.ops.aten, name).default for name in (_NAME, f"{_NAME}_backward"))
+    rings = ring_attention.handlers(forward, backward)
+    if rings is None:
+        return  # without them the rules would apply under context parallelism, where they are wrong
+    yield ring_attention.install(rings)
+    for operator, rule in ((forward, _forward), (backward, _backward)):
         if operator not in _strategies():
             register_sharding(operator)(rule)
-            yield operator
+            yield functools.partial(_strategies().pop, operator)
 
 
 def _strategies() -> dict[Any, Any]:
@@ -74,6 +80,8 @@ def _backward(
 ) -> list[Sharding]:
     from torch.distributed.tensor import Partial, Replicate
 
+    if ring_attention.is_ring(others[_MAX_LENGTH]):
+        ring_attention.refuse_backward_outside()
     shardings: list[Sharding] = []
     for place in _places(query, key):
         bias = _of_bias(attn_bias, place)
@@ -91,7 +99,8 @@ def _places(query: Any, key: Any) -> Iterator[Any]:
     yield Replicate()
     if len(query.shape) != 4:
         return
-    yield Shard(_BATCH)
+    if query.shape[_BATCH] == key.shape[_BATCH]:
+        yield Shard(_BATCH)
     # Where several heads share a key, both must be split at the same heads.
     if query.shape[_HEADS] == key.shape[_HEADS] or key.shape[_HEADS] % query.mesh.size() == 0:
         yield Shard(_HEADS)
@@ -103,8 +112,10 @@ def _of_bias(bias: Any, place: Any) -> Any:
 
     if not _is_tensor(bias):
         return None
-    whole = not isinstance(place, Shard) or len(bias.shape) < 4 or bias.shape[place.dim] == 1
-    return Replicate() if whole else place
+    if not isinstance(place, Shard):
+        return Replicate()
+    dimension = place.dim - (4 - len(bias.shape))  # a mask with fewer dimensions lacks the first ones
+    return Replicate() if dimension < 0 or bias.shape[dimension] == 1 else Shard(dimension)
 
 
 def _is_tensor(argument: Any) -> bool:

@@ -118,13 +118,30 @@ LIGHTNING = """
             print(result + "\\n", end="", flush=True)
 """
 
+TENSOR_PARALLEL = """
+    import json, os, sys, torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if sys.argv[1] == "save":
+        torch.manual_seed(0)
+        sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2)
+        LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).save_pretrained("saved")
+    plan = {"tp_plan": "auto"} if "RANK" in os.environ else {}
+    model = LlamaForCausalLM.from_pretrained("saved", dtype=torch.float32, **plan).cuda()
+    tokens = torch.arange(8, device="cuda")[None]
+    loss = model(tokens, labels=tokens).loss.item()
+    made = model.generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=0).tolist()
+    kind = type(model.model.layers[0].self_attn.q_proj.weight).__name__
+    print(json.dumps({"loss": loss, "made": made, "kind": kind}) + "\\n", end="", flush=True)
+"""
+
 
 @pytest.fixture
 def run_program(tmp_path):
-    def run(source: str, *arguments: str, **environment: str) -> list:
+    def run(source: str, *arguments: str, launcher: tuple[str, ...] = (), **environment: str) -> list:
         (tmp_path / "program.py").write_text(textwrap.dedent(source))
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "ditorch", "run", "program.py", *arguments],
+            [sys.executable, "-W", "ignore", "-m", "ditorch", "run", *launcher, "program.py", *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -178,3 +195,12 @@ def test_lightning_with_two_processes(run_program):
     assert first[1:] == second[1:]
     assert first[1] == 4
     assert first[3] == 4
+
+
+@needs("transformers")
+def test_tensor_parallelism_of_transformers(run_program):
+    """The group is bound to a device, and then split."""
+    [one] = run_program(TENSOR_PARALLEL, "save")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    expected = {"loss": pytest.approx(one["loss"], rel=1e-5), "made": one["made"], "kind": "DTensor"}
+    assert run_program(TENSOR_PARALLEL, "load", launcher=launcher) == [expected, expected]

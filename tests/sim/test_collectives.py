@@ -1,24 +1,19 @@
-"""Collectives between two processes, each on a device of its own.
-
-The two processes are started once: every function called `do_…` runs in both of them, and what it returns is looked at
-in the tests.
-"""
+"""Collectives between two processes, each on a device of its own: see tests/ranks.py."""
 
 from __future__ import annotations
 
-import json
-import traceback
-from pathlib import Path
+import functools
+import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
-from filelock import FileLock
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ditorch import sim
+
+from .. import ranks
 
 SIZE = 2
 
@@ -167,6 +162,40 @@ def do_bfloat16(rank, device):
     return tensor.tolist(), str(tensor.dtype)
 
 
+def do_float8(rank, device):
+    """What only travels is bytes; sums of them are refused, as by NCCL."""
+    own = torch.tensor([rank + 1.0, 0.5], device=device).to(torch.float8_e4m3fn)
+    whole, parts = torch.zeros(4, device=device).to(own.dtype), [torch.zeros_like(own) for _ in range(SIZE)]
+    dist.all_gather_into_tensor(whole, own)
+    dist.all_gather(parts, own)
+    dist.broadcast(own, src=1)
+    (sent,) = dist.broadcast(own, src=1, async_op=True).get_future().wait()
+    with pytest.raises(RuntimeError, match="Invalid scalar type"):
+        dist.all_reduce(own)
+    return whole.float().tolist(), parts[1].float().tolist(), own.float().tolist(), str(sent.dtype)
+
+
+def do_parts_of_different_sizes(rank, device):
+    """NCCL takes them in all_gather and all_to_all, gloo does not."""
+    gathered = [torch.zeros(i + 1, device=device) for i in range(SIZE)]
+    dist.all_gather(gathered, torch.full((rank + 1,), rank + 1.0, device=device))
+    received = [torch.zeros(i + 1, 2, device=device) for i in range(SIZE)]
+    dist.all_to_all(received, [torch.full((rank + 1, 2), 10.0 * rank + i, device=device) for i in range(SIZE)])
+    with pytest.raises(RuntimeError, match="the list needs one tensor per process, and the one of this process"):
+        dist.all_gather(gathered, torch.zeros(5, device=device))
+    return [tensor.tolist() for tensor in gathered + received]
+
+
+def do_times_of_data_parallel(rank, device):
+    """Its statistics are kept without a warning; they appear after 10 iterations."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = DistributedDataParallel(nn.Linear(2, 1).to(device), device_ids=[rank])
+        for _ in range(11):
+            model(torch.ones(1, 2, device=device)).sum().backward()
+        return model._get_ddp_logging_data().get("avg_backward_compute_time", 0) > 0
+
+
 def do_mixed_devices(rank, device):
     try:
         dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.zeros(1, device=device))
@@ -311,41 +340,15 @@ def do_attention_of_a_reshaped_distributed_tensor(rank, device):
 # ---- the two processes -------------------------------------------------------------------------------------------
 
 
-def rank_main(rank, folder):
-    torch.set_num_threads(1)
+def start_rank(rank):
     sim.start()
     torch.sim.set_device(rank)
-    dist.init_process_group("simccl", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=SIZE)
-    results = {}
-    for name, function in sorted(globals().items()):
-        if name.startswith("do_"):
-            try:
-                results[name] = function(rank, f"sim:{rank}")
-            except Exception:  # noqa: BLE001  (whatever it is, the test shows it)
-                results[name] = {"error": traceback.format_exc()}
-                break  # the other process may be out of step from here on
-    Path(folder, f"{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
+    return f"sim:{rank}"
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, worker_id):
-    """What the functions returned in each process; they are started once, also for several workers of pytest."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "collectives"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            torch.multiprocessing.start_processes(rank_main, (str(folder),), nprocs=SIZE, start_method="spawn")
-    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
-
-    def of(function):
-        values = [rank.get(function.__name__) for rank in ranks]
-        broken = [v["error"] for rank in ranks for v in rank.values() if isinstance(v, dict) and "error" in v]
-        assert not broken, broken[0]
-        return values
-
-    return of
+    return functools.partial(ranks.read, ranks.start(__name__, SIZE, "simccl", tmp_path_factory, worker_id))
 
 
 @pytest.mark.parametrize(
@@ -393,6 +396,21 @@ def test_a_new_group_has_its_own_members(results):
 
 def test_host_tensors_travel_in_the_same_group(results):
     assert results(do_host_tensors) == [[[3, 3], "cpu"]] * 2
+
+
+def test_8_bit_floats_travel(results):
+    for result in results(do_float8):
+        assert result == [[1, 0.5, 2, 0.5], [2, 0.5], [2, 0.5], "torch.float8_e4m3fn"]
+
+
+def test_parts_may_have_different_sizes(results):
+    first, second = results(do_parts_of_different_sizes)
+    assert first == [[1], [2, 2], [[0, 0]], [[10, 10], [10, 10]]]
+    assert second == [[1], [2, 2], [[1, 1]], [[11, 11], [11, 11]]]
+
+
+def test_data_parallel_keeps_times_without_a_warning(results):
+    assert results(do_times_of_data_parallel) == [True, True]
 
 
 def test_tensors_on_different_devices_do_not_mix_in_a_collective(results):

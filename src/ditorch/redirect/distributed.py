@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, Callable, NoReturn
 
@@ -11,9 +12,11 @@ import torch
 from ditorch import sharding
 from ditorch.backend import Backend
 from ditorch.errors import MissingOnBackendError
-from ditorch.redirect import coalescing, reductions
+from ditorch.redirect import coalescing, reductions, splitting, symmetric_memory
 from ditorch.redirect.names import translated
 from ditorch.redirect.patch import Patches
+
+_NCCL_TIMEOUT = timedelta(minutes=10)
 
 
 def apply(patches: Patches, backend: Backend) -> None:
@@ -21,8 +24,11 @@ def apply(patches: Patches, backend: Backend) -> None:
         return
     _translate_names(patches, backend.device_type, backend.collectives)
     _stand_in_for_nccl(patches, backend)
+    _compress_to_bfloat16(patches)
     reductions.apply(patches, backend)
     coalescing.apply(patches)
+    splitting.apply(patches, backend)
+    symmetric_memory.apply(patches, backend)
     patches.on_undo(sharding.teach_attention())
 
 
@@ -39,19 +45,19 @@ def _translate_names(patches: Patches, device_type: str, collectives: str) -> No
             for part in parts
         )
 
-    original_new = distributed_c10d.Backend.__new__
     original_config = distributed_c10d.BackendConfig.__init__
-
-    def new(cls: Any, name: Any) -> Any:
-        return original_new(cls, own(name))
 
     @functools.wraps(original_config)
     def config(self: Any, name: Any) -> None:
         original_config(self, own(name))
 
-    why = '"nccl" is in the program; the accelerator has collectives of its own'
-    patches.assign(distributed_c10d.Backend, "__new__", staticmethod(new), why)
+    why = '"nccl" is in the program, which is told so again by get_backend; the accelerator has collectives of its own'
     patches.assign(distributed_c10d.BackendConfig, "__init__", config, why)
+    types = distributed_c10d.Backend.backend_type_map
+    own_type = types.get(collectives, torch.distributed.ProcessGroup.BackendType.CUSTOM)
+    patches.assign(distributed_c10d.Backend, "backend_type_map", {**types, "nccl": own_type}, why)
+    if getattr(distributed_c10d, "default_pg_nccl_timeout", timedelta()) is None:
+        patches.assign(distributed_c10d, "default_pg_nccl_timeout", _NCCL_TIMEOUT, "this PyTorch has no NCCL")
     for owner in (torch.distributed, distributed_c10d):
         patches.assign(owner, "is_nccl_available", _true(), "programs ask it before they say nccl")
 
@@ -79,6 +85,22 @@ def _stand_in_for_nccl(patches: Patches, backend: Backend) -> None:
     made = type("ProcessGroupNCCL", (), {"__new__": refuse, "Options": Options})
     for owner in (torch.distributed, distributed_c10d):
         patches.assign(owner, "ProcessGroupNCCL", made, "is_nccl_available() says that it is there")
+
+
+def _compress_to_bfloat16(patches: Patches) -> None:
+    """DistributedDataParallel refuses bf16_compress_hook, which it knows by name, unless PyTorch was built for CUDA."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    original = DistributedDataParallel._check_comm_hook
+
+    def check(self: Any, hook: Any) -> None:
+        if getattr(hook, "__name__", "").startswith("bf16_compress"):
+            named = hook
+            hook = functools.wraps(named)(lambda *args: named(*args))
+            hook.__name__ = "compress_hook"
+        original(self, hook)  # type: ignore[no-untyped-call]
+
+    patches.assign(DistributedDataParallel, "_check_comm_hook", check, "bfloat16 can be reduced without CUDA, too")
 
 
 def _true() -> Callable[[], bool]:

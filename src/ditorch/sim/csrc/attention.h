@@ -7,6 +7,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
 #include <ATen/ops/empty_like_ops.h>
+#include <ATen/ops/zeros_like_ops.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 namespace ditorch_sim {
@@ -81,10 +82,14 @@ inline int64_t choose_attention(const Tensor& query, const Tensor& key, const Te
   return choice == kFlashAttention ? kDeviceAttention : kMathAttention;
 }
 
+inline Tensor zeros_of(const Tensor& tensor) { return at::_ops::zeros_like::call(tensor, {}, {}, {}, {}, {}); }
+
 inline std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> attention(
     const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, double dropout,
     bool causal, bool, std::optional<double> scale) {
   at::AutoDispatchBelowADInplaceOrView guard;
+  if (query.numel() == 0)  // a process that got no head or no batch; the CPU's kernel divides by their number
+    return {zeros_of(query), zeros_of(query).sum(-1), {}, {}, query.size(2), key.size(2), {}, {}, {}};
   Aliases aliases;
   const auto device = query.device().index();
   const auto dtype = attention_dtype(query);
@@ -106,6 +111,7 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     std::array<bool, 4>, const Tensor& output, const Tensor& logsumexp, const Tensor&, const Tensor&, c10::SymInt,
     c10::SymInt, double dropout, bool causal, const Tensor&, const Tensor&, std::optional<double> scale) {
   at::AutoDispatchBelowADInplaceOrView guard;
+  if (query.numel() == 0) return {zeros_of(query), zeros_of(key), zeros_of(value), {}};
   Aliases aliases;
   const auto device = query.device().index();
   const auto host_query = aliases.to_host(query), host_key = aliases.to_host(key), host_value = aliases.to_host(value);

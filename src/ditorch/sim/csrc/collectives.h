@@ -3,6 +3,9 @@
 // PyTorch dispatches every collective (c10d::allreduce_, …) by the device of its tensors; here it goes on to the CPU's.
 #ifdef DITORCH_DISTRIBUTED
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+
+#include <ATen/ops/cat_ops.h>
 
 namespace ditorch_sim {
 
@@ -32,6 +35,16 @@ class DeviceWork final : public c10d::Work {
   std::vector<Tensor> results_;
 };
 
+// How DistributedDataParallel times its parts: by the host's clock, since kernels run when they are called.
+class DeviceTimer final : public c10d::Timer {
+ public:
+  explicit DeviceTimer(Device) {}
+  std::optional<int64_t> measureDifference(Event start, Event end) override {
+    const auto from = getTimestamp(start), to = getTimestamp(end);
+    return from && to && *from <= *to ? std::optional<int64_t>(*to - *from) : std::nullopt;
+  }
+};
+
 // A group made for the device alone has no backend for CPU tensors, which is what the aliases are: it gets the same one.
 inline void let_aliases_in(const IValue& argument) {
   static const auto group_type = c10::getCustomClassType<c10::intrusive_ptr<c10d::ProcessGroup>>();
@@ -48,15 +61,93 @@ inline bool ignores_shape(const std::string& name) {
          name == "c10d::allgather_into_tensor_coalesced_" || name == "c10d::reduce_scatter_tensor_coalesced_";
 }
 
+// As on a chip, what only travels is bytes; gloo does not know the 8-bit floating-point types.
+inline bool travels_as_bytes(const std::string& name, const Tensor& tensor) {
+  return at::isFloat8Type(tensor.scalar_type()) && name.find("reduce") == std::string::npos;
+}
+
+inline c10::intrusive_ptr<c10d::ProcessGroup> group_of(const Stack& stack, size_t first) {
+  static const auto group_type = c10::getCustomClassType<c10::intrusive_ptr<c10d::ProcessGroup>>();
+  for (size_t i = first; i < stack.size(); i++)
+    if (stack[i].isCustomClass() && *stack[i].type() == *group_type) return stack[i].toCustomClass<c10d::ProcessGroup>();
+  TORCH_INTERNAL_ASSERT(false, "a collective without a process group");
+}
+
+inline void return_from(Stack* stack, size_t first, IValue tensors, c10::intrusive_ptr<c10d::Work> work) {
+  work->wait();
+  stack->resize(first);
+  stack->emplace_back(std::move(tensors));
+  stack->emplace_back(std::move(work));
+}
+
+// On a chip every process may give a part of another size; gloo's all_gather wants them alike: one broadcast each.
+inline bool gather_of_different_sizes(Stack* stack, size_t first) {
+  const IValue outputs = (*stack)[first];
+  const auto parts = outputs.toListRef()[0].toTensorVector();
+  const auto input = (*stack)[first + 1].toTensorVector()[0];
+  const bool alike = std::all_of(parts.begin(), parts.end(), [&](const Tensor& part) { return part.sizes() == input.sizes(); });
+  if (alike || !on_device(input)) return false;
+  const auto group = group_of(*stack, first);
+  TORCH_CHECK(parts.size() == static_cast<size_t>(group->getSize()) && parts[group->getRank()].sizes() == input.sizes(),
+              "all_gather: the list needs one tensor per process, and the one of this process (", group->getRank(),
+              ") the size of the input, ", input.sizes());
+  parts[group->getRank()].copy_(input);
+  c10::intrusive_ptr<c10d::Work> work;
+  for (size_t rank = 0; rank < parts.size(); rank++) {
+    std::vector<Tensor> part{parts[rank]};
+    c10d::BroadcastOptions options;
+    options.rootRank = static_cast<int64_t>(rank);
+    work = group->broadcast(part, options);
+    work->wait();
+  }
+  return_from(stack, first, outputs, std::move(work));
+  return true;
+}
+
+// The same for all_to_all, of which no process can tell whether all others have parts of one size.
+inline bool exchange_of_different_sizes(Stack* stack, size_t first) {
+  const IValue outputs = (*stack)[first];
+  const auto received = outputs.toTensorVector(), sent = (*stack)[first + 1].toTensorVector();
+  if (received.empty() || sent.empty() || !on_device(sent[0]) || !on_device(received[0])) return false;
+  const auto flat = [](const std::vector<Tensor>& tensors, std::vector<int64_t>& sizes) {
+    std::vector<Tensor> rows;
+    for (const Tensor& tensor : tensors) {
+      rows.push_back(tensor.reshape({-1}));
+      sizes.push_back(tensor.numel());
+    }
+    return at::_ops::cat::call(rows, 0);
+  };
+  std::vector<int64_t> sizes_received, sizes_sent;
+  auto whole_sent = flat(sent, sizes_sent), whole = flat(received, sizes_received);
+  auto work = group_of(*stack, first)->alltoall_base(whole, whole_sent, sizes_received, sizes_sent);
+  work->wait();
+  int64_t from = 0;
+  for (const Tensor& tensor : received) {
+    tensor.copy_(whole.narrow(0, from, tensor.numel()).view(tensor.sizes()));
+    from += tensor.numel();
+  }
+  return_from(stack, first, outputs, std::move(work));
+  return true;
+}
+
 inline void collective(const OperatorHandle& op, Stack* stack) {
-  const bool flat = ignores_shape(op.operator_name().name);
+  const auto& name = op.operator_name().name;
+  const size_t first = stack->size() - op.schema().arguments().size();
+  if (name == "c10d::allgather_" && gather_of_different_sizes(stack, first)) return;
+  if (name == "c10d::alltoall_" && exchange_of_different_sizes(stack, first)) return;
+
+  const bool flat = ignores_shape(name);
   std::vector<Tensor> tensors;
-  for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); i++) {
+  std::optional<c10::ScalarType> dtype;
+  for (size_t i = first; i < stack->size(); i++) {
     let_aliases_in((*stack)[i]);
     for_each_tensor((*stack)[i], [&](const Tensor& tensor) {
       if (on_device(tensor)) wait_for_current_stream(tensor.device().index());
       tensors.push_back(tensor);
-      return flat && tensor.is_contiguous() ? tensor.view({-1}) : tensor;
+      const Tensor shaped = flat && tensor.is_contiguous() ? tensor.view({-1}) : tensor;
+      if (!travels_as_bytes(name, tensor)) return shaped;
+      dtype = tensor.scalar_type();
+      return shaped.view(c10::ScalarType::Byte);
     });
   }
 
@@ -64,6 +155,7 @@ inline void collective(const OperatorHandle& op, Stack* stack) {
 
   for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); i++) {
     IValue& result = (*stack)[i];
+    if (dtype) for_each_tensor(result, [&](const Tensor& tensor) { return tensor.view(*dtype); });
     if (result.isTensorList()) tensors = result.toTensorVector();
     if (!result.isCustomClass()) continue;
     auto work = result.toCustomClass<c10d::Work>();
@@ -123,6 +215,10 @@ inline void register_collectives() {
 }
 
 }  // namespace ditorch_sim
+
+namespace c10d {
+C10_REGISTER_TYPED_CLASS(TimerRegistry, ditorch_sim::kSim, ditorch_sim::DeviceTimer)
+}  // namespace c10d
 #else
 namespace ditorch_sim {
 inline void register_collectives() {}  // a torch without torch.distributed
