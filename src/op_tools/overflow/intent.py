@@ -25,20 +25,6 @@ Key = Union[int, str]  # an argument by position or by name
 class Intent:
     """What is known of one op."""
 
-    __slots__ = (
-        "_changed",
-        "_in_place",
-        "_writes_silently",
-        "brings_data",
-        "is_plain",
-        "is_reshape",
-        "is_strange",
-        "is_view",
-        "overwrites",
-        "reads_back",
-        "result_is_unknown",
-    )
-
     def __init__(self, name: str, func: Callable[..., Any]) -> None:
         self.is_view = has(name, MAY_BE_VIEW)
         self.is_reshape = has(name, Trait.RESHAPES)
