@@ -14,15 +14,14 @@ REGISTERED = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _BY_NAME_ONLY = 1_000_000  # the position of an argument that cannot be given by position
 
 
-def may_write_silently(name: str, func: Any) -> bool:
-    """Whether an op writes into arguments without counting up their versions, at least at times."""
+@lru_cache(maxsize=10_000)
+def may_write_silently(name: str, is_registered: bool) -> bool:
+    """Whether an op writes into arguments without counting up their versions, at least at times.
+
+    `is_registered`: its function is one of REGISTERED, whose schemas say more.
+    """
     form = normalized(name).form
-    return (
-        name in SILENT_WRITES
-        or form in SILENT_WRITES
-        or isinstance(func, REGISTERED)
-        or form.startswith(("_fused_", "_amp_"))
-    )
+    return name in SILENT_WRITES or form in SILENT_WRITES or is_registered or form.startswith(("_fused_", "_amp_"))
 
 
 def silently_written(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -36,7 +36,7 @@ class Intent:
         self.result_is_unknown = has(name, Trait.EMPTY) or is_collective(name)
         self._changed: set[Key] = {0} if _changes_first(normalized(name).form) else set()
         self._in_place = _position_of_in_place(func)
-        self._writes_silently = may_write_silently(name, func)
+        self._writes_silently = may_write_silently(name, isinstance(func, REGISTERED))
         # what the functions of others change is learned when they do it
         is_of_torch = isinstance(func, REGISTERED) or name.startswith("torch.")
         self.is_strange = has(name, Trait.WRITES_AT_TIMES) or not is_of_torch

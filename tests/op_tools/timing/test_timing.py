@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import op_tools
 from ditorch.demo import GPT, batches
 from ditorch.sim import faults
-from op_tools.core import left_alone
+from op_tools.core import graphs
 from op_tools.core.call import STEPS
 from op_tools.device import clock
 from op_tools.errors import SettingError
@@ -309,11 +309,11 @@ class TestShortcut:
     @pytest.mark.parametrize(("capturing", "expected"), [(True, 2), (False, 3)])
     def test_a_stream_on_which_a_graph_is_captured(self, device, monkeypatch, capturing, expected):
         """The driver is asked on streams that are not the default one."""
-        monkeypatch.setattr(left_alone, "_has_cuda", True)
-        monkeypatch.setattr(left_alone, "_cuda_device", lambda: 0)
-        monkeypatch.setattr(left_alone, "_cuda_stream", lambda index: 7)
+        monkeypatch.setattr(graphs, "HAS_CUDA", True)
+        monkeypatch.setattr(graphs, "_cuda_device", lambda: 0)
+        monkeypatch.setattr(graphs, "_cuda_stream", lambda index: 7)
         answers = [False]
-        monkeypatch.setattr(left_alone, "_is_capturing", lambda: answers[-1])
+        monkeypatch.setattr(graphs, "_cuda_is_capturing", lambda: answers[-1])
         x = torch.ones(3, device=device)
         module = getattr(torch, device)
         with op_tools.OpTimeMeasure(verbose=0):
