@@ -1,9 +1,9 @@
-"""What the tools cost, counted and not timed: calls of Python functions, kernels, waits, allocations, bytes, files.
+"""What the tools cost, counted and not timed: kernels, waits, allocations, bytes, files, calls of Python functions.
 
 A small GPT is trained under each tool and mode, and what the tool adds to the plain step is compared with counts.json,
-which holds figures without the C++ helper ("python") and with it ("native"). More than 15 % above is a failure. Where a
-tool has become cheaper, or dearer for a good reason, write the figures anew (on the simulated accelerator) and read the
-difference:
+which holds figures without the C++ helper ("python") and with it ("native"). More than 15 % above is a failure. Python
+calls may double: extracting a function is free. Where a tool has become cheaper, or dearer for a good reason, write the
+figures anew (on the simulated accelerator) and read the difference:
 
     DITORCH_WRITE_COUNTS=1 python -m pytest tests/op_tools/test_counts.py -n0
 
@@ -31,7 +31,8 @@ from op_tools.core.tool import Tool
 
 FILE = Path(__file__).with_name("counts.json")
 WRITES = os.environ.get("DITORCH_WRITE_COUNTS") == "1"
-SLACK = 1.15
+SLACK = {"python calls": 2.0}
+USUAL_SLACK = 1.15
 WARM_UP = 2
 STEPS = 2
 
@@ -184,7 +185,7 @@ def test_a_tool_costs_no_more_than_it_did(device, tool, way, monkeypatch):
     grown = [
         f"{name}: from {before[name]} to {now[name]} for each {'step' if name in PER_STEP else 'op call'}"
         for name in compared
-        if now[name] > before[name] * SLACK + 0.05
+        if now[name] > before[name] * SLACK.get(name, USUAL_SLACK) + 0.05
     ]
     if grown:
         pytest.fail(f"{tool} ({way}) costs more than it did: " + "; ".join(grown), pytrace=False)

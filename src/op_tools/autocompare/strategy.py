@@ -47,7 +47,7 @@ class CallInProgress:
             _is_called_in_place(name)
             or (bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace"))))
             or (
-                silent_writes.may_write_silently(name, call.func)
+                silent_writes.may_write_silently(name, isinstance(call.func, silent_writes.REGISTERED))
                 and bool(silent_writes.silently_written(name, call.func, call.args, kwargs))
             )
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from op_tools.values import trees
 
-_LARGEST_SUBGRAPH = 20_000  # nodes of one op; an LSTM that the device unrolls has some hundreds
+MAX_SUBGRAPH_NODES = 20_000  # of one op; an LSTM that the device unrolls has some hundreds
 _sequence_number: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
 
 
@@ -184,7 +184,7 @@ def _watch_subgraph(edges: _Inputs, since: int, result: Any, listener: Listener,
     if not nodes:
         return False
 
-    record = _Record(listener, len(edges), len(outputs))
+    record = _Gathering(listener, len(edges), len(outputs))
     found = 0
     while found < len(nodes):
         node = nodes[found]
@@ -199,7 +199,7 @@ def _watch_subgraph(edges: _Inputs, since: int, result: Any, listener: Listener,
                 position = leaves.get(id(variable)) if variable is not None else None
             if position is not None:
                 routes.append((index, position))
-            elif following not in known and len(nodes) < _LARGEST_SUBGRAPH and _is_new(following, since, inputs):
+            elif following not in known and len(nodes) < MAX_SUBGRAPH_NODES and _is_new(following, since, inputs):
                 known.add(following)
                 nodes.append(following)
         arrivals = [(number, slot) for slot, (owner, number) in enumerate(outputs) if owner is node]
@@ -218,7 +218,7 @@ def _is_new(node: Any, since: int, inputs: dict[tuple[Any, int], int]) -> bool:
     return bool(since <= number < 2**63)  # a leaf's node has the highest number there is
 
 
-class _Record:
+class _Gathering:
     """Gathers what the hooks of one op see, and hands it over when all of them have run or the pass is over."""
 
     __slots__ = ("_inputs", "_listener", "_outputs", "_seen", "_sizes", "_waiting", "expected")

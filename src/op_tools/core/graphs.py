@@ -1,6 +1,6 @@
 """CUDA graphs: a capture runs no kernel that a look could read, and a replay runs kernels without any call of torch's.
 
-So the tools leave a capture alone (left_alone.py), and say once that they do not see what is replayed.
+So the tools leave a capture alone (route.py), and say once that they do not see what is replayed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,35 @@ import torch
 from op_tools.output.messages import say_once
 
 captures: list[None] = []  # one entry for each capture under way: asked at every call, so it costs no function call
+# the questions below would raise without a driver; torch.cuda.is_available() may speak of another accelerator (ditorch)
+HAS_CUDA = bool(getattr(torch._C, "_cuda_getDeviceCount", int)())
+_cuda_is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+_cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+_cuda_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: -1)
 
 _replaced: list[tuple[type, str, Any]] = []  # a class, a method, and the class's own if it has one
 _watching: set[int] = set()
 _lock = threading.Lock()
+
+
+def is_capturing() -> bool:
+    """Whether a graph is being captured. None can be on CUDA's default stream, which costs less to ask for."""
+    if HAS_CUDA:
+        return _cuda_stream(_cuda_device()) != 0 and _cuda_is_capturing()
+    return bool(captures) and _question_of_accelerator()()
+
+
+def for_helper() -> tuple[Callable[[], bool], ...]:
+    """What the C++ helper has to ask."""
+    return (_cuda_is_capturing,) if HAS_CUDA else ()
+
+
+@functools.cache
+def _question_of_accelerator() -> Callable[[], bool]:
+    """Another accelerator's own; asked when there are tensors on it, so that it has started."""
+    name = getattr(torch._C, "_get_privateuse1_backend_name", lambda: "")()
+    module = getattr(torch, name, None) or getattr(torch, "xpu", None)
+    return getattr(module, "is_current_stream_capturing", None) or (lambda: False)
 
 
 def watch(session: object) -> None:

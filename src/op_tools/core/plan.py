@@ -16,21 +16,6 @@ OTHERWISE = object()  # what a shortcut returns for a call that it leaves to the
 class Plan:
     """Which tools an op's calls go through, and in which order."""
 
-    __slots__ = (
-        "announced",
-        "changers",
-        "conditional",
-        "inside_mode",
-        "key",
-        "moves",
-        "name",
-        "print_stack",
-        "shortcut",
-        "skipping",
-        "watchers",
-        "watches_gradients",
-    )
-
     def __init__(self, key: Any, name: str, tools: list[AnyWatcher], inside_mode: bool) -> None:
         is_opaque = inside_mode or is_collective(name)
         # what communicates or has other effects must not be run a second time unless the user names it

@@ -1,12 +1,18 @@
-"""The way of one call through the tools: OpCall → before → the op → after; and of its gradients, when they flow."""
+"""The way of one call through the tools: OpCall → before → the op → after; and of its gradients, when they flow.
+
+Calls on the CPU, and calls that a look would disturb, are left alone.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Iterable
+from typing import Any, Callable, Union
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
-from op_tools.core import gradients, left_alone, where
+from op_tools.core import gradients, graphs, where
 from op_tools.core.call import STEPS, OpCall
 from op_tools.core.guard import guarded, report
 from op_tools.core.modes import dispatch_modes, with_modes_aside
@@ -25,20 +31,20 @@ def through_tools(
     kwargs: dict[str, Any],
 ) -> Any:
     """One call on its way to the tools that are concerned."""
-    place = left_alone.place_of(args)
-    if kwargs and place is not left_alone.DEVICE:
-        place = left_alone.place_of(kwargs.values()) or place
-    if place is left_alone.CPU and not plan.moves:
+    place = place_of(args)
+    if kwargs and place is not DEVICE:
+        place = place_of(kwargs.values()) or place
+    if place is CPU and not plan.moves:
         return func(*args, **kwargs)
-    strange = left_alone.reason(place)
-    if strange is not None:
-        messages.say_once("left alone", strange, text=f"op_tools leaves {plan.name} and the like alone: {strange}")
+    reason = reason_to_leave_alone(place)
+    if reason is not None:
+        messages.say_once("left alone", reason, text=f"op_tools leaves {plan.name} and the like alone: {reason}")
         return func(*args, **kwargs)
-    if not plan.announced and place is left_alone.DEVICE and not plan.announce():
+    if not plan.announced and place is DEVICE and not plan.announce():
         plans[plan.key] = None
     if not plan.watchers and not plan.changers:
         return func(*args, **kwargs)
-    return _call(plan, func, args, kwargs, place is left_alone.DEVICE)
+    return _call(plan, func, args, kwargs, place is DEVICE)
 
 
 def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> Any:
@@ -66,7 +72,7 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         raise
     # a factory such as torch.ones has no tensors among its arguments: only the result shows where it is
     if not on_device:
-        if left_alone.place_of((result,)) is not left_alone.DEVICE:
+        if place_of((result,)) is not DEVICE:
             return result
         if not plan.announced:
             plan.announce()
@@ -182,3 +188,72 @@ class _Listener:
                     tool.flowed(self._call, state, flowing)
                 except Exception as error:  # noqa: BLE001  see above
                     report(tool, self._call, error)
+
+
+# ---- calls that are left alone: a look would disturb them, or could not be right -------------------------------------
+
+# where the tensors of a call are; where there is a tensor subclass with a behaviour of its own, its class
+DEVICE = "device"
+CPU = "cpu"
+META = "meta"
+Place = Union[None, str, type]
+
+_is_plain: dict[type, bool] = {Tensor: True, Parameter: True}
+
+
+def place_of(values: Iterable[Any]) -> Place:
+    """Where the tensors among `values` are: None where there are none. One on the accelerator is enough."""
+    place: Place = None
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            if not value.is_cpu:
+                return META if value.is_meta else DEVICE
+            place = CPU
+        elif kind is list or kind is tuple or isinstance(value, (list, tuple)):
+            inner = place_of(value)
+            if inner is not None:
+                if inner is not CPU:
+                    return inner
+                place = inner
+        elif isinstance(value, Tensor):
+            if not _plain(kind):
+                return kind
+            if not value.is_cpu:
+                return META if value.is_meta else DEVICE
+            place = CPU
+    return place
+
+
+def _plain(kind: type) -> bool:
+    """True for subclasses that are only a name, such as Buffer; false for DTensor, FakeTensor and the like."""
+    plain = _is_plain.get(kind)
+    if plain is None:
+        plain = _is_plain[kind] = (
+            getattr(kind, "__torch_dispatch__", None) is getattr(Tensor, "__torch_dispatch__", None)
+        ) and kind.__torch_function__.__func__ is Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    return plain
+
+
+_functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+_tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
+
+
+def reason_to_leave_alone(place: Place) -> str | None:
+    """Why a call is left alone; None for the usual call."""
+    if place is META:
+        return "its tensors are on the meta device and have no data"
+    if isinstance(place, type):
+        return f"tensors of the class {place.__name__} have a behaviour of their own"
+    if _tracing() is not None:
+        return "torch.jit.trace is recording"
+    if _functorch() is not None:
+        return "a function transform (torch.func, vmap) is active"
+    if place is DEVICE and (graphs.HAS_CUDA or graphs.captures) and graphs.is_capturing():
+        return "a CUDA graph is being captured, and what it replays is not seen"
+    return None
+
+
+def for_helper() -> tuple[Any, ...]:
+    """The classes of tensors that are known, and questions that it cannot answer by itself: yes is unusual."""
+    return _is_plain, graphs.for_helper()

@@ -28,7 +28,7 @@ from op_tools.values import tensors
 
 _local = threading.local()
 _sessions: list[Session] = []
-_MOST_PLANS = 10_000  # distinct functions that are remembered; classes made in a loop must not fill the memory
+MAX_PLANS = 10_000  # distinct functions that are remembered; classes made in a loop must not fill the memory
 
 
 def this_threads_session() -> Session:
@@ -107,7 +107,7 @@ class Session:
 
     def decide(self, func: Any, name: str | None = None, inside_mode: bool = False) -> Plan | None:
         """What to do about calls of `func`: None is nothing. `inside_mode`: ops that it calls are seen, too."""
-        if len(self.plans) > _MOST_PLANS:
+        if len(self.plans) > MAX_PLANS:
             self.plans.clear()
         name = name or op_name(func)
         plan = None if NO_OPS.fullmatch(name) else Plan(func, name, self._awake(), inside_mode)

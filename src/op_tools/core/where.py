@@ -1,7 +1,7 @@
 """Where in the user's program an op is called: the source line, and the nn.Module whose forward it is in.
 
-Both are asked for at every call, so they are only noted there (a code object, an instruction, a module) and put into
-words when somebody wants to read them.
+Both are asked for at every call, so only a code object, an instruction and a module are noted there. They are formatted
+when they are read.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _is_users_file: dict[str, bool] = {}
 # the function that runs a module's forward; its local `self` is the module
 _CALLS_FORWARD = Module._call_impl.__code__
 
-# by the id of its code object and the instruction: that code object, and the line in words
+# by the id of its code object and the instruction: that code object, and the formatted line
 _lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
-_MOST_LINES = 20_000
+MAX_LINES = 20_000
 
 # id of a module: the module, and its path from the outermost module that was running when it was first seen
 _paths: dict[int, tuple[weakref.ref[Module], str]] = {}
 
 
 class Where:
-    """A place in the user's program; cheap to make, put into words on demand.
+    """A place in the user's program; cheap to make, formatted on demand.
 
     `module` is the path of the nn.Module whose forward this is in, such as `layers.3.self_attn.q_proj`; "" if in none.
     `stack` is the whole Python stack, where OP_TOOLS_PRINT_STACK asks for it.
@@ -63,7 +63,7 @@ class Where:
         if known is None or known[0] is not self._code:
             file, number = self._code.co_filename, self.line_number()
             text = f"{file}:{number} {self._code.co_name}: {linecache.getline(file, number).strip()}"
-            if len(_lines) >= _MOST_LINES:
+            if len(_lines) >= MAX_LINES:
                 _lines.clear()
             known = _lines[key] = (self._code, text)
         return known[1]
@@ -94,7 +94,7 @@ def _lines_of(code: CodeType) -> list[tuple[int, int, int | None]]:
 
 
 class RecordedWhere(Where):
-    """A place that was put into words earlier, by the run that a capture comes from."""
+    """A place that was formatted earlier, by the run that a capture comes from."""
 
     __slots__ = ("_line",)
 
@@ -130,7 +130,7 @@ def choose_way(helper: Any) -> None:
 
 
 def for_helper() -> tuple[Any, ...]:
-    """What the C++ helper needs to find a place and to have it put into words."""
+    """What the C++ helper needs to find a place and to have it formatted."""
     return _is_users_file, _CALLS_FORWARD, words, _paths, _pretended
 
 

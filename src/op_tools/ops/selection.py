@@ -20,13 +20,28 @@ class Selection:
     def __init__(self, ops: list[str] | None, skip: list[str], source: str) -> None:
         self._only = None if ops is None else _Names(ops, source)
         self._skip = _Names(skip, source)
+        self._reason: Callable[[str, bool], str | None] = lambda name, is_spelt_out: None
+        self._tool = ""
+
+    def leave_alone(self, tool: str, reason: Callable[[str, bool], str | None]) -> None:
+        """Leaves out ops for which `reason`, told the name and whether the list spells it out, gives a reason."""
+        self._tool, self._reason = tool, reason
 
     def __contains__(self, name: str) -> bool:
+        if not self._is_meant(name):
+            return False
+        is_spelt_out = self.spells_out(name)
+        reason = self._reason(name, is_spelt_out)
+        if reason is not None and is_spelt_out:
+            messages.say_once("alone", self._tool, name, text=f"{self._tool} leaves {name} alone: {reason}")
+        return reason is None
+
+    def _is_meant(self, name: str) -> bool:
         return (self._only is None or name in self._only) and name not in self._skip
 
     def names(self, name: str) -> bool:
         """True where the list itself means this op, not only because there is no list."""
-        return self._only is not None and name in self
+        return self._only is not None and self._is_meant(name)
 
     def spells_out(self, name: str) -> bool:
         """True where the list holds this very name, not only a pattern that matches it."""
@@ -35,33 +50,6 @@ class Selection:
     def unmatched(self) -> list[str]:
         """Entries of the list that no op had until now: misspelt, or never called."""
         return [] if self._only is None else self._only.unmatched()
-
-
-class Narrowed(Selection):
-    """A selection without the ops that a tool leaves alone; a user who named one is told why."""
-
-    def __init__(self, chosen: Selection, tool: str, leaves_alone: Callable[[str, bool], str | None]) -> None:
-        self._chosen = chosen
-        self._tool = tool
-        self._leaves_alone = leaves_alone
-
-    def __contains__(self, name: str) -> bool:
-        if name not in self._chosen:
-            return False
-        spelt_out = self._chosen.spells_out(name)
-        reason = self._leaves_alone(name, spelt_out)
-        if reason is not None and spelt_out:
-            messages.say_once("alone", self._tool, name, text=f"{self._tool} leaves {name} alone: {reason}")
-        return reason is None
-
-    def names(self, name: str) -> bool:
-        return self._chosen.names(name)
-
-    def spells_out(self, name: str) -> bool:
-        return self._chosen.spells_out(name)
-
-    def unmatched(self) -> list[str]:
-        return self._chosen.unmatched()
 
 
 class _Names:

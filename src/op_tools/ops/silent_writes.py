@@ -14,21 +14,20 @@ REGISTERED = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _BY_NAME_ONLY = 1_000_000  # the position of an argument that cannot be given by position
 
 
-def may_write_silently(name: str, func: Any) -> bool:
-    """Whether an op writes into arguments without counting up their versions, at least at times."""
+@lru_cache(maxsize=10_000)
+def may_write_silently(name: str, is_registered: bool) -> bool:
+    """Whether an op writes into arguments without counting up their versions, at least at times.
+
+    `is_registered`: its function is one of REGISTERED, whose schemas say more.
+    """
     form = normalized(name).form
-    return (
-        name in SILENT_WRITES
-        or form in SILENT_WRITES
-        or isinstance(func, REGISTERED)
-        or form.startswith(("_fused_", "_amp_"))
-    )
+    return name in SILENT_WRITES or form in SILENT_WRITES or is_registered or form.startswith(("_fused_", "_amp_"))
 
 
 def silently_written(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an op may write into without counting up their versions."""
     is_registered = isinstance(func, REGISTERED)
-    places, only_in_training = _silent_places(name, func if is_registered else None)
+    places, only_in_training = silent_places(name, func if is_registered else None)
     if not places or (only_in_training and not (args[5] if len(args) > 5 else kwargs.get("training", False))):
         return []
     return [
@@ -39,7 +38,7 @@ def silently_written(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 @lru_cache(maxsize=10_000)
-def _silent_places(name: str, registered: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
+def silent_places(name: str, registered: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
     """Where the arguments are that an op with this name writes into silently, and whether in training only."""
     places = SILENT_WRITES.get(name) or SILENT_WRITES.get(normalized(name).form)
     if places is not None:

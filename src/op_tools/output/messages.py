@@ -32,7 +32,7 @@ def complain(text: str) -> None:
 
 
 def in_short(error: BaseException) -> str:
-    """An error in one line of bearable length."""
+    """An error in one line of at most 100 characters."""
     text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return text if len(text) <= 100 else f"{text[:99]}…"
 

@@ -110,14 +110,14 @@ def heading(call: Call) -> str:
 
 
 class Described:
-    """What is new each time in rows of a table of arguments, in words. The C++ helper has the same in its own way.
+    """What is new each time in rows of a table of arguments, as text. The C++ helper has a class of its own for it.
 
     The same op with the same shapes comes again and again: only addresses and numbers are new. All else is `known`, and
     remembered with gaps where these stand.
     """
 
     __slots__ = ("_texts", "known")
-    known: _Known
+    known: _Template
 
     def __init__(self, values: list[float]) -> None:
         self._texts = list(map(str, values))
@@ -151,8 +151,8 @@ def _described(name: str, role: str, args: Sequence[Any], kwargs: dict[str, Any]
     return described  # type: ignore[no-any-return]
 
 
-class _Known:
-    """Rows with gaps, and the tables that were made of them."""
+class _Template:
+    """Rows with gaps, and the tables made of them."""
 
     __slots__ = ("rows", "tables")
 
@@ -163,10 +163,10 @@ class _Known:
 
 # for the helper a text and where its gaps begin; without it texts and gaps by turns
 _Table = Union[tuple[str, tuple[int, ...]], list[str]]
-_MOST_ROWS = 20_000  # that are remembered; an optimizer's call may have a thousand
-_MOST_TABLES = 8  # of one part, with numbers of other lengths
+MAX_ROWS = 20_000  # that are remembered; an optimizer's call may have a thousand
+MAX_TABLES = 8  # of one part, with numbers of other lengths
 _GAP: Any = object()  # in place of a cell
-_known: dict[Any, _Known] = {}
+_known: dict[Any, _Template] = {}
 _helper: Any = None  # the C++ one
 _TENSORS = frozenset((Tensor, Parameter))
 _facts: Callable[[Tensor], Any] = attrgetter("dtype", "shape", "device", "requires_grad")
@@ -180,10 +180,10 @@ def choose_way(helper: Any) -> None:
     _helper = helper
 
 
-def _remember(key: Any, rows: list[tuple[str, ...]]) -> _Known:
-    if sum(len(known.rows) for known in list(_known.values())) >= _MOST_ROWS:
+def _remember(key: Any, rows: list[tuple[str, ...]]) -> _Template:
+    if sum(len(known.rows) for known in list(_known.values())) >= MAX_ROWS:
         _known.clear()
-    known = _known[key] = _Known(rows)
+    known = _known[key] = _Template(rows)
     return known
 
 
@@ -235,7 +235,7 @@ def _described_table(first: Described, second: Described | None, above: str, bel
     table: Any = tables.get(key)
     if table is None:
         rows = first.known.rows if second is None else first.known.rows + second.known.rows
-        if len(tables) >= _MOST_TABLES:
+        if len(tables) >= MAX_TABLES:
             tables.clear()
         table = tables[key] = _table_with_gaps(rows, widths)
     return first.fill(table, second, above, below)

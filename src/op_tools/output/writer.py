@@ -10,8 +10,8 @@ from typing import Callable
 from op_tools.output import messages
 
 Work = Callable[[], None]
-_LONGEST_QUEUE = 4096
-_MOST_THREADS = 8  # where one alone is slower than the disk
+MAX_QUEUED_WORK = 4096
+MAX_THREADS = 8  # where one alone is slower than the disk
 
 
 def spare_threads() -> int:
@@ -19,18 +19,16 @@ def spare_threads() -> int:
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun sets it
     share = available // (int(processes) if processes.isdigit() and int(processes) else 1)
-    return max(1, min(_MOST_THREADS, share // 2))
+    return max(1, min(MAX_THREADS, share // 2))
 
 
 class Writer:
-    """Does pieces of work, in order where it has one thread. After the first that cannot write, all others are dropped:
-    nobody waits in vain.
-    """
+    """Runs work in order, where it has one thread. After the first error of writing, all other work is dropped."""
 
     def __init__(self, owner: str, threads: int = 1, after_each: Callable[[], None] = lambda: None) -> None:
         self._owner = owner
         self._after_each = after_each
-        self._queue: queue.Queue[Work | None] = queue.Queue(_LONGEST_QUEUE)
+        self._queue: queue.Queue[Work | None] = queue.Queue(MAX_QUEUED_WORK)
         self._lock = threading.Lock()
         self._wanted_threads = threads
         self._threads: list[threading.Thread] = []

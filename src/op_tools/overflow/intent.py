@@ -25,20 +25,6 @@ Key = Union[int, str]  # an argument by position or by name
 class Intent:
     """What is known of one op."""
 
-    __slots__ = (
-        "_changed",
-        "_in_place",
-        "_writes_silently",
-        "brings_data",
-        "is_plain",
-        "is_reshape",
-        "is_strange",
-        "is_view",
-        "overwrites",
-        "reads_back",
-        "result_is_unknown",
-    )
-
     def __init__(self, name: str, func: Callable[..., Any]) -> None:
         self.is_view = has(name, MAY_BE_VIEW)
         self.is_reshape = has(name, Trait.RESHAPES)
@@ -50,7 +36,7 @@ class Intent:
         self.result_is_unknown = has(name, Trait.EMPTY) or is_collective(name)
         self._changed: set[Key] = {0} if _changes_first(normalized(name).form) else set()
         self._in_place = _position_of_in_place(func)
-        self._writes_silently = may_write_silently(name, func)
+        self._writes_silently = may_write_silently(name, isinstance(func, REGISTERED))
         # what the functions of others change is learned when they do it
         is_of_torch = isinstance(func, REGISTERED) or name.startswith("torch.")
         self.is_strange = has(name, Trait.WRITES_AT_TIMES) or not is_of_torch

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,18 +52,12 @@ def _place(folder: Path) -> Where:
 
 def run(capture: Replayable, device: torch.device, forward_only: bool) -> None:
     """Runs the call once on the device. The tools that are on see the call itself, and nothing of its preparation."""
-    with _unseen():
+    with torch._C.DisableTorchFunction():
         args, kwargs = _fresh_arguments(capture, device)
     with pretended(capture.where):
         result = capture.func(*args, **kwargs)
         if not forward_only:
             _run_backward(capture, result, device)
-
-
-@contextmanager
-def _unseen() -> Iterator[None]:
-    with torch._C.DisableTorchFunction():
-        yield
 
 
 def _fresh_arguments(capture: Replayable, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -132,7 +124,7 @@ def _names_device(key: str, value: Any) -> bool:
 
 
 def _run_backward(capture: Replayable, result: Any, device: torch.device) -> None:
-    with _unseen():
+    with torch._C.DisableTorchFunction():
         outputs = list(trees.tensors(result))
         given = capture.grad_outputs or tuple(_random_gradient(output) for output in outputs)
         pairs = [

@@ -37,9 +37,8 @@ from op_tools.ops.cast_tables import (
     variables_of,
 )
 from op_tools.ops.catalogue import Trait
-from op_tools.ops.selection import Narrowed
 from op_tools.output import messages, tables
-from op_tools.reroute.casting import Cast, ForeachCast, Kind, cast_call
+from op_tools.reroute.cast_call import Cast, CastKind, ForeachCast, cast_call
 from op_tools.values import trees
 
 COLUMNS = ("name", "target", "action", "config")
@@ -64,13 +63,13 @@ class OpDtypeCast(Tool[None, None]):
         self._tables: CastTables
         self._by_op: dict[str, CastTable] = {}
         self._variables: dict[str, str] = {}  # as they were when they were read
-        self._kinds: dict[Any, Kind] = {}
+        self._kinds: dict[Any, CastKind] = {}
 
     def started(self) -> None:
         self._variables = cast_variables()
         self._tables = read_cast_tables() if self._casts is None else tables_from(self._casts)
         self._by_op, self._kinds = {}, {}
-        self.selection = Narrowed(self.selection, "OpDtypeCast", _reason_to_leave)
+        self.selection.leave_alone("OpDtypeCast", _reason_to_leave)
 
     def stopped(self) -> None:
         if not self._kinds or self.verbose < 1:
@@ -118,7 +117,7 @@ class OpDtypeCast(Tool[None, None]):
         except SettingError as error:
             messages.complain_once("casts", str(error), text=f"{error}; what was set before still counts")
 
-    def _kind(self, cast: Cast | ForeachCast) -> Kind:
+    def _kind(self, cast: Cast | ForeachCast) -> CastKind:
         key = cast.key()
         kind = self._kinds.get(key)
         if kind is None:

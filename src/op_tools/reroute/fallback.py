@@ -29,10 +29,9 @@ from op_tools.core.where import Where
 from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import DEFAULT_CASTS
 from op_tools.ops.catalogue import Trait
-from op_tools.ops.selection import Narrowed
 from op_tools.output import messages, tables
-from op_tools.reroute.casting import cast_call
-from op_tools.reroute.trip import Arguments, Trip
+from op_tools.reroute.cast_call import cast_call
+from op_tools.reroute.cpu_call import CpuCall, DeviceCall
 from op_tools.values import trees
 from op_tools.values.tensors import version_of
 
@@ -67,7 +66,7 @@ class OpFallback(Tool[None, None]):
     def started(self) -> None:
         self._auto = settings.FALLBACK_AUTO.get() if self._auto_argument is None else self._auto_argument
         self._not_on_device, self._not_on_cpu, self._fallen = {}, set(), {}
-        self.selection = Narrowed(self.selection, "OpFallback", _reason_to_stay)
+        self.selection.leave_alone("OpFallback", _reason_to_stay)
 
     def stopped(self) -> None:
         if self._fallen and self.verbose >= 1:
@@ -96,18 +95,18 @@ class OpFallback(Tool[None, None]):
     def _on_cpu(
         self, call: OpCall, proceed: Proceed, args: Args, kwargs: Kwargs, because: str, device_error: Exception | None
     ) -> Any:
-        trip = _apart(self._prepared, call, args, kwargs)
-        if trip is not None:
-            inputs = _input_rows(call.name, args, kwargs, trip) if self.verbose >= 2 else []
-            result, missing = _attempt(trip, trip.run, proceed)
+        cpu_call = _apart(self._prepared, call, args, kwargs)
+        if cpu_call is not None:
+            inputs = _input_rows(call.name, args, kwargs, cpu_call) if self.verbose >= 2 else []
+            result, missing = _attempt(cpu_call, cpu_call.run, proceed)
             if missing is not None:
-                result, missing = self._in_float32(call, trip, proceed, missing)
+                result, missing = self._in_float32(call, cpu_call, proceed, missing)
             if missing is None:
                 self._note(call, because)
-                brought_home = _apart(trip.finish, result)
+                copied_back = _apart(cpu_call.finish, result)
                 if self.verbose >= 2:
-                    _show(call, inputs, brought_home, result)
-                return brought_home
+                    _show(call, inputs, copied_back, result)
+                return copied_back
             self._not_on_cpu.add(_key(call, args, kwargs))
             text = f"{call.name} stays on the device, it does not run on the CPU: {messages.in_short(missing)}"
             messages.complain_once("not on CPU", call.name, text=text)
@@ -115,7 +114,7 @@ class OpFallback(Tool[None, None]):
             raise device_error
         return proceed(*args, **kwargs)
 
-    def _prepared(self, call: OpCall, args: Args, kwargs: Kwargs) -> Trip | None:
+    def _prepared(self, call: OpCall, args: Args, kwargs: Kwargs) -> CpuCall | None:
         """The call with its arguments on the CPU; None where it is to run as it is."""
         if self._not_on_cpu and _key(call, args, kwargs) in self._not_on_cpu:
             return None
@@ -123,22 +122,22 @@ class OpFallback(Tool[None, None]):
             messages.say_once("forward", text="OpFallback leaves ops alone while forward-mode gradients are computed")
             return None
         try:
-            arguments = Arguments(call.name, call.func, args, kwargs)
-            home = arguments.home()
-            return None if home is None else Trip(arguments, home)
+            arguments = DeviceCall(call.name, call.func, args, kwargs)
+            device = arguments.result_device()
+            return None if device is None else CpuCall(arguments, device)
         except Exception as error:  # noqa: BLE001  the op itself must not be lost
             text = f"OpFallback could not bring {call.name} to the CPU: {messages.in_short(error)}"
             messages.complain_once("fallback", call.name, text=text)
             return None
 
     def _in_float32(
-        self, call: OpCall, trip: Trip, proceed: Proceed, missing: Exception
+        self, call: OpCall, cpu_call: CpuCall, proceed: Proceed, missing: Exception
     ) -> tuple[Any, Exception | None]:
         """Once more, without half precision."""
-        cast = _apart(cast_call, call.name, trip.args, trip.kwargs, DEFAULT_CASTS, False)
+        cast = _apart(cast_call, call.name, cpu_call.args, cpu_call.kwargs, DEFAULT_CASTS, False)
         if cast is None:
             return None, missing
-        result, missing_again = _attempt(trip, cast.run, proceed)
+        result, missing_again = _attempt(cpu_call, cast.run, proceed)
         if missing_again is None:
             result = _apart(cast.finish, result, call.func, cast.new_kind())
         return result, missing_again
@@ -170,13 +169,13 @@ def is_missing(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and _MISSING.search(str(error)) is not None
 
 
-def _attempt(trip: Trip, run: Callable[[Proceed], Any], proceed: Proceed) -> tuple[Any, Exception | None]:
+def _attempt(cpu_call: CpuCall, run: Callable[[Proceed], Any], proceed: Proceed) -> tuple[Any, Exception | None]:
     """The result; or the error, where the CPU does not have the op and nothing has been done yet."""
     try:
         return run(proceed), None
     except Exception as error:
         # a third party's kernel for the device finds many words for that
-        if not trip.unchanged() or not (is_missing(error) or not trip.is_of_torch):
+        if not cpu_call.unchanged() or not (is_missing(error) or not cpu_call.is_of_torch):
             raise
         return None, error
 
@@ -205,12 +204,12 @@ def _reason_to_stay(name: str, spelt_out: bool) -> str | None:
     return "it computes nothing" if catalogue.has(name, Trait.NO_ARITHMETIC) else None
 
 
-def _input_rows(name: str, args: Args, kwargs: Kwargs, trip: Trip) -> list[tuple[str, ...]]:
+def _input_rows(name: str, args: Args, kwargs: Kwargs, cpu_call: CpuCall) -> list[tuple[str, ...]]:
     rows = tables.argument_rows(name, "input(device)", trees.arguments(args, kwargs))
-    return rows + tables.argument_rows(name, "input(cpu)", trees.arguments(trip.args, trip.kwargs))
+    return rows + tables.argument_rows(name, "input(cpu)", trees.arguments(cpu_call.args, cpu_call.kwargs))
 
 
-def _show(call: OpCall, inputs: list[tuple[str, ...]], brought_home: Any, on_cpu: Any) -> None:
-    rows = inputs + tables.argument_rows(call.name, "output(device)", trees.results(brought_home))
+def _show(call: OpCall, inputs: list[tuple[str, ...]], copied_back: Any, on_cpu: Any) -> None:
+    rows = inputs + tables.argument_rows(call.name, "output(device)", trees.results(copied_back))
     rows += tables.argument_rows(call.name, "output(cpu)", trees.results(on_cpu))
     messages.say(f"\n\n\n{tables.heading(call)}\n{tables.table(tables.ARGUMENT_COLUMNS, rows)}\n")

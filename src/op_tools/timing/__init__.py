@@ -1,1 +1,1 @@
-"""Time of ops: marks on the device, their sums, the trace."""
+"""Time of ops: events on the device, their sums, the trace."""

@@ -1,4 +1,4 @@
-"""The book of times: takes in what the timer has and the device has passed, writes it down and sums it up."""
+"""The table, the trace and the sums of times, from spans that the device has passed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ COLUMNS = (
     "module",
     "where",
 )
-READ_AT = 1024  # entries; the older half of them is read then
-MOST_UNREAD = 16 * READ_AT  # a device so far behind is waited for
-MOST_WAITING = 10_000  # calls whose gradients have not flowed yet
+READ_AT_ENTRIES = 1024  # the older half of them is read then
+MAX_UNREAD_ENTRIES = 16 * READ_AT_ENTRIES  # a device so far behind is waited for
+MAX_WAITING_CALLS = 10_000  # calls whose gradients have not flowed yet
 
 
 class Timing:
@@ -135,7 +135,7 @@ class Book:
 
 
 class Ledger(Book):
-    """The book that Python keeps. `row_written` is told of each row."""
+    """The ledger in Python. `row_written` is called with each row."""
 
     def __init__(
         self, csv: Path, most_rows: int, most_events: int, row_written: Callable[[tuple[str, ...]], None]
@@ -144,7 +144,7 @@ class Ledger(Book):
         self.timer: Timer = Timer()
         self._row_written = row_written
         self._waiting: dict[int, Timing] = {}
-        self._until_read = READ_AT // 3  # calls; each makes three entries: forward, backward, gradients have flowed
+        self._until_read = READ_AT_ENTRIES // 3  # calls: each makes three entries, forward, backward, gradients
 
     def begin(self, call: OpCall) -> Span:
         return self.timer.begin(Timing(call, signature.of_call(call.args, call.kwargs)), call.args, call.kwargs)
@@ -155,9 +155,9 @@ class Ledger(Book):
         timing.outputs = signature.of(result)
         if will_flow:  # then its row is not complete yet; only so many can wait
             self._waiting[timing.id] = timing
-            if len(self._waiting) > MOST_WAITING:
+            if len(self._waiting) > MAX_WAITING_CALLS:
                 self.read()  # some of their gradients may have flowed
-                self._give_up_waiting(len(self._waiting) - MOST_WAITING * 9 // 10)
+                self._give_up_waiting(len(self._waiting) - MAX_WAITING_CALLS * 9 // 10)
         self._until_read -= 1
         if self._until_read <= 0:
             self.read()
@@ -174,7 +174,7 @@ class Ledger(Book):
 
     def take(self, everything: bool) -> None:
         unread = self.timer.unread()
-        entries = self.timer.take(everything, everything or unread >= MOST_UNREAD)
+        entries = self.timer.take(everything, everything or unread >= MAX_UNREAD_ENTRIES)
         for entry in entries:
             if len(entry) == 3:
                 timing, inputs, outputs = entry
@@ -182,7 +182,7 @@ class Ledger(Book):
                 self._write(timing, inputs, outputs)
             else:
                 self._take_in(*entry)
-        self._until_read = max(READ_AT, unread - len(entries) + READ_AT // 2) // 3
+        self._until_read = max(READ_AT_ENTRIES, unread - len(entries) + READ_AT_ENTRIES // 2) // 3
 
     def _take_in(
         self,

@@ -1,6 +1,6 @@
 """The book of times where the C++ helper keeps it (native/csrc/book.h): here are its files, and the thread that writes.
 
-C++ needs no lock of Python's to put times into words: so training does not wait for it.
+C++ writes the rows without the GIL, so training does not wait for it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Callable
 
-from op_tools.core import left_alone, where
+from op_tools.core import route, where
 from op_tools.core.call import STEPS, OpCall, ids
 from op_tools.output.writer import Writer
 from op_tools.timing import ledger, signature
@@ -28,8 +28,8 @@ class NativeLedger(Book):
             signature.of_call,
             signature.of,
             self._read_soon,
-            ledger.READ_AT // 3,
-            ledger.MOST_UNREAD,
+            ledger.READ_AT_ENTRIES // 3,
+            ledger.MAX_UNREAD_ENTRIES,
         )
 
     def begin(self, call: OpCall) -> Any:
@@ -42,7 +42,7 @@ class NativeLedger(Book):
 
     def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any]:
         """What takes a whole call of this op through C++ (native/csrc/shortcut.h)."""
-        around = (*left_alone.for_helper(), *where.for_helper(), ids, STEPS)
+        around = (*route.for_helper(), *where.for_helper(), ids, STEPS)
         way: Callable[..., Any] = self._helper.Shortcut(self.timer, name, report, otherwise, around).call
         return way
 
@@ -54,7 +54,7 @@ class NativeLedger(Book):
         super().close()
 
     def take(self, everything: bool) -> None:
-        self.timer.read(everything, ledger.MOST_WAITING)
+        self.timer.read(everything, ledger.MAX_WAITING_CALLS)
         rows, row_count, lines, line_count = self.timer.fetch()
         self.rows.add_lines(rows, row_count)
         self.trace.add_lines(lines, line_count)

@@ -1,7 +1,7 @@
-"""What a call was given and gave, in words: shapes, strides, dtypes and plain values, in JSON.
+"""Serializes a call's arguments and results to JSON: shapes, strides, dtypes and plain values.
 
-It is asked for at every call, and calls are alike: each distinct one is put into words once, and nothing but that text
-is kept, because many small objects that live until backward set off the garbage collector.
+Asked for at every call, and calls are alike: each distinct one is serialized once. Only that text is kept, because many
+small objects that live until backward set off the garbage collector.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch.nn import Parameter
 Note = Any  # hashable: a plain value, or a tuple whose first part says what it is
 _LIST, _DICT, _SLICE = "[", "{", ":"
 _NOTHING_NAMED: Note = ("kwargs", (_DICT,))
-_LONGEST_LIST = 2  # of tensors; an optimizer's call has hundreds
-_LONGEST_LIST_OF_VALUES = 64
-_LONGEST_TEXT = 60
-_MOST_TEXTS = 10_000
+MAX_TENSORS_SHOWN = 2  # of tensors; an optimizer's call has hundreds
+MAX_VALUES_SHOWN = 64
+MAX_TEXT_LENGTH = 60
+MAX_TEXTS = 10_000
 _texts: dict[Note, str] = {}
 
 
@@ -37,11 +37,6 @@ def of(value: Any) -> str:
     return _in_words(_noted_briefly(value))
 
 
-def key_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Note:
-    """The same for all calls that read alike, and for no others."""
-    return (*map(_noted, args), _noted(kwargs))
-
-
 def _noted_briefly(value: Any) -> Note:
     kind = type(value)
     if kind is Tensor or kind is Parameter:
@@ -50,7 +45,7 @@ def _noted_briefly(value: Any) -> Note:
         except RuntimeError:
             return _noted_tensor(value)[:3]
     if isinstance(value, (list, tuple)):
-        longest = _LONGEST_LIST if value and isinstance(value[0], Tensor) else _LONGEST_LIST_OF_VALUES
+        longest = MAX_TENSORS_SHOWN if value and isinstance(value[0], Tensor) else MAX_VALUES_SHOWN
         parts = map(_noted_briefly, value[:longest])
         return (_LIST, *parts) if len(value) <= longest else (_LIST, *parts, f"… {len(value)} in all")
     return _noted(value)
@@ -85,13 +80,13 @@ def _noted_rarely(value: Any) -> Note:
     if isinstance(value, slice):
         return (_SLICE, _noted(value.start), _noted(value.stop), _noted(value.step))
     text = str(value)
-    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
+    return text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…"
 
 
 def _in_words(note: Note) -> str:
     text = _texts.get(note)
     if text is None:
-        if len(_texts) >= _MOST_TEXTS:
+        if len(_texts) >= MAX_TEXTS:
             _texts.clear()
         text = _texts[note] = json.dumps(_as_json(note), ensure_ascii=False)
     return text

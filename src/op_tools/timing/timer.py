@@ -17,7 +17,7 @@ from op_tools.device.clock import Clock, clock_of, stream_id
 from op_tools.timing import signature
 from op_tools.values import trees
 
-_DEEPEST = 200  # calls inside calls; checkpointing leaves some behind when it stops in the middle of an op
+MAX_NESTED_CALLS = 200  # calls inside calls; checkpointing leaves some behind when it stops in the middle of an op
 
 # What `take` gives for a stretch of time: (timing, backward, is last, thread, began µs, host ms, device, stream,
 # elapsed ms, moment µs, own ms, has inner), where the device is None if it has no events; for gradients that have
@@ -200,7 +200,7 @@ class Timer:
         thread = self._threads[identity]
         self._hand_over(thread)
         running = thread.running
-        if len(running) > _DEEPEST:
+        if len(running) > MAX_NESTED_CALLS:
             running.clear()
         stretch = Stretch(span, backward, running[-1] if running else None, identity)
         if not may_vanish:

@@ -26,10 +26,11 @@ from op_tools.errors import SettingError
 from op_tools.output import messages, paths, tables
 from op_tools.timing.ledger import COLUMNS, Book, Ledger, Timing
 from op_tools.timing.native_ledger import NativeLedger
+from op_tools.timing.timer import Span
 from op_tools.values import trees
 
 
-class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Any]):
+class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Span]):
     """Measures forward and backward time of every op call: a summary, a table on disk, and a trace for Perfetto."""
 
     hook = "OpTimeMeasureHook"
@@ -92,13 +93,13 @@ class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Any]):
 
     # -- backward, in autograd's threads; where the C++ helper is there, it does this by itself -----------------------
 
-    def begins(self, call: OpCall, state: Any) -> None:
+    def begins(self, call: OpCall, state: Span) -> None:
         self._ledger.timer.node_begins(state)
 
-    def ends(self, call: OpCall, state: Any) -> None:
+    def ends(self, call: OpCall, state: Span) -> None:
         self._ledger.timer.node_ends(state)
 
-    def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
+    def flowed(self, call: OpCall, state: Span, gradients: Gradients) -> None:
         self._ledger.timer.flowed(state, gradients.inputs, gradients.outputs)
         if self.verbose == 2:
             self._show_backward(call, state.timing, gradients)

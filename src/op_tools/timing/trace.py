@@ -11,7 +11,7 @@ from typing import Any
 
 from op_tools.output import messages
 
-_KEPT = 2000  # events before they are written out
+EVENTS_PER_WRITE = 2000  # events before they are written out
 
 
 @lru_cache(maxsize=10_000)
@@ -75,15 +75,15 @@ class TraceFile:
         """One stretch of time, in microseconds."""
         if not self.ended:
             self._lines.append(f'{_beginning(name, category, track)}{start:.3f},"dur":{duration:.3f}{notes}')
-            if len(self._lines) >= _KEPT:
+            if len(self._lines) >= EVENTS_PER_WRITE:
                 self._write()
 
     def add_lines(self, lines: bytes, count: int) -> None:
-        """Some stretches that are in words already, with commas between."""
+        """Events that are serialized already, with commas between."""
         if count and not self.ended:
             self._lines.append(lines)
             self._more += count - 1
-            if len(self._lines) + self._more >= _KEPT:
+            if len(self._lines) + self._more >= EVENTS_PER_WRITE:
                 self._write()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import op_tools
-from op_tools.core import left_alone
+from op_tools.core import graphs
 from op_tools.core.tool import Tool
 from op_tools.errors import SettingError, StopTraining
 
@@ -454,10 +454,10 @@ class TestUnusual:
     @pytest.mark.parametrize(("stream", "capturing", "seen"), [(0, True, 1), (7, True, 0), (7, False, 1)])
     def test_only_a_stream_of_its_own_can_be_captured(self, device, monkeypatch, stream, capturing, seen):
         """The default stream cannot; there the driver is not asked."""
-        monkeypatch.setattr(left_alone, "_has_cuda", True)
-        monkeypatch.setattr(left_alone, "_cuda_device", lambda: 0)
-        monkeypatch.setattr(left_alone, "_cuda_stream", lambda index: stream)
-        monkeypatch.setattr(left_alone, "_is_capturing", lambda: capturing)
+        monkeypatch.setattr(graphs, "HAS_CUDA", True)
+        monkeypatch.setattr(graphs, "_cuda_device", lambda: 0)
+        monkeypatch.setattr(graphs, "_cuda_stream", lambda index: stream)
+        monkeypatch.setattr(graphs, "_cuda_is_capturing", lambda: capturing)
         x = torch.ones(3, device=device)
         with Recorder() as recorder:
             x.mul(2)

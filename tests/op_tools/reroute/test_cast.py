@@ -18,7 +18,7 @@ from op_tools.errors import SettingError
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
-from op_tools.reroute import casting
+from op_tools.reroute import cast_call
 
 from .. import op_samples
 from ..op_samples import bits, tensors_in
@@ -307,7 +307,7 @@ def test_a_failure_of_ours_does_not_lose_the_op(device, monkeypatch, capsys):
     def broken(*_):
         raise OSError("no such memory")
 
-    monkeypatch.setattr(casting, "StandIns", broken)
+    monkeypatch.setattr(cast_call, "StandIns", broken)
     x = torch.ones(2, device=device, dtype=torch.bfloat16)
     with op_tools.OpDtypeCast():
         assert (x * 3).tolist() == [3, 3]

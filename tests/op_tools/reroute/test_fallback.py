@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import op_tools
 from ditorch.demo import GPT, batches
-from op_tools.reroute import trip
+from op_tools.reroute import cpu_call
 
 from .. import op_samples
 from ..op_samples import bits, tensors_in
@@ -579,7 +579,7 @@ def test_a_failure_of_ours_does_not_lose_the_op(device, monkeypatch, capsys):
     def broken(*_):
         raise OSError("no such memory")
 
-    monkeypatch.setattr(trip, "carry", broken)
+    monkeypatch.setattr(cpu_call, "copies_on", broken)
     x = torch.ones(2, device=device)
     with op_tools.OpFallback():
         assert (x * 3).tolist() == [3, 3]

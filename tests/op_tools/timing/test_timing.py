@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import op_tools
 from ditorch.demo import GPT, batches
 from ditorch.sim import faults
-from op_tools.core import left_alone
+from op_tools.core import graphs
 from op_tools.core.call import STEPS
 from op_tools.device import clock
 from op_tools.errors import SettingError
@@ -309,11 +309,11 @@ class TestShortcut:
     @pytest.mark.parametrize(("capturing", "expected"), [(True, 2), (False, 3)])
     def test_a_stream_on_which_a_graph_is_captured(self, device, monkeypatch, capturing, expected):
         """The driver is asked on streams that are not the default one."""
-        monkeypatch.setattr(left_alone, "_has_cuda", True)
-        monkeypatch.setattr(left_alone, "_cuda_device", lambda: 0)
-        monkeypatch.setattr(left_alone, "_cuda_stream", lambda index: 7)
+        monkeypatch.setattr(graphs, "HAS_CUDA", True)
+        monkeypatch.setattr(graphs, "_cuda_device", lambda: 0)
+        monkeypatch.setattr(graphs, "_cuda_stream", lambda index: 7)
         answers = [False]
-        monkeypatch.setattr(left_alone, "_is_capturing", lambda: answers[-1])
+        monkeypatch.setattr(graphs, "_cuda_is_capturing", lambda: answers[-1])
         x = torch.ones(3, device=device)
         module = getattr(torch, device)
         with op_tools.OpTimeMeasure(verbose=0):
@@ -584,8 +584,8 @@ class TestWaiting:
 
     def test_a_device_far_behind_is_waited_for(self, device, waits, monkeypatch):
         """Otherwise events would pile up."""
-        monkeypatch.setattr(ledger, "READ_AT", 8)
-        monkeypatch.setattr(ledger, "MOST_UNREAD", 32)
+        monkeypatch.setattr(ledger, "READ_AT_ENTRIES", 8)
+        monkeypatch.setattr(ledger, "MAX_UNREAD_ENTRIES", 32)
         x = torch.ones(3, device=device)
         with op_tools.OpTimeMeasure(verbose=0):
             x.exp()
@@ -597,7 +597,7 @@ class TestWaiting:
         assert len(table()) == 61
 
     def test_events_are_used_again(self, device, monkeypatch, in_python):
-        monkeypatch.setattr(ledger, "READ_AT", 8)
+        monkeypatch.setattr(ledger, "READ_AT_ENTRIES", 8)
         monkeypatch.setattr(clock, "_clocks", {})
         x = torch.ones(3, device=device)
         with op_tools.OpTimeMeasure(verbose=0):
@@ -618,7 +618,7 @@ def caught_up(tool):
 class TestMemory:
     def test_rows_are_written_while_the_program_runs(self, device, monkeypatch):
         monkeypatch.setenv("OP_TOOLS_MAX_CACHE_SIZE", "10")
-        monkeypatch.setattr(ledger, "READ_AT", 16)
+        monkeypatch.setattr(ledger, "READ_AT_ENTRIES", 16)
         x = torch.ones(3, device=device, requires_grad=True)
         with op_tools.OpTimeMeasure(verbose=0) as tool:
             for _ in range(100):
@@ -632,8 +632,8 @@ class TestMemory:
 
     def test_calls_whose_gradients_never_flow_do_not_pile_up(self, device, monkeypatch, way):
         module = torch.get_device_module(device)
-        monkeypatch.setattr(ledger, "MOST_WAITING", 20)
-        monkeypatch.setattr(ledger, "READ_AT", 16)
+        monkeypatch.setattr(ledger, "MAX_WAITING_CALLS", 20)
+        monkeypatch.setattr(ledger, "READ_AT_ENTRIES", 16)
         x = torch.ones(3, device=device, requires_grad=True)
         kept = []
         with op_tools.OpTimeMeasure(verbose=0) as tool:
@@ -703,7 +703,7 @@ class TestTrace:
         assert any(name.startswith("autograd") for name in names)
 
     def test_it_ends_at_the_given_number_of_events(self, device, monkeypatch, capsys):
-        monkeypatch.setattr("op_tools.timing.trace._KEPT", 10)
+        monkeypatch.setattr("op_tools.timing.trace.EVENTS_PER_WRITE", 10)
         x = torch.ones(3, device=device)
         with op_tools.OpTimeMeasure(verbose=0, trace_events=20):
             for _ in range(100):
@@ -730,7 +730,7 @@ import op_tools
 from op_tools.timing import ledger, trace
 if {device!r} == "sim":
     sim.start()
-ledger.READ_AT, trace._KEPT = 16, 16
+ledger.READ_AT_ENTRIES, trace.EVENTS_PER_WRITE = 16, 16
 os.environ["OP_TOOLS_MAX_CACHE_SIZE"] = "5"
 x = torch.ones(3, device={device!r}, requires_grad=True)
 op_tools.OpTimeMeasure(verbose=0).start()

@@ -14,7 +14,7 @@ from op_tools.ops import autocast_policy
 from op_tools.ops.cast_tables import CastTable
 from op_tools.ops.names import normalized
 from op_tools.ops.silent_writes import silently_written
-from op_tools.reroute.elsewhere import StandIns, copy_together, write_together
+from op_tools.reroute.stand_ins import StandIns, copy_together, write_together
 from op_tools.values import trees
 
 # half as long on the way through Python as `tensor.to(dtype)`
@@ -27,7 +27,7 @@ _METHODS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
 _COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
-class Kind:
+class CastKind:
     """What is known about calls of one kind: the same op, with arguments of the same dtypes."""
 
     __slots__ = ("calls", "casts", "name", "results")
@@ -96,12 +96,12 @@ class Cast:
         """The kind of call that it is."""
         return tuple(self._key)
 
-    def new_kind(self) -> Kind:
+    def new_kind(self) -> CastKind:
         """Nothing is known about it yet but what is cast."""
         if self._autocast_to is not None:
-            return Kind(self._name, {(self._autocast_to, self._table[self._autocast_to])})
+            return CastKind(self._name, {(self._autocast_to, self._table[self._autocast_to])})
         pairs = zip(self.stand_ins.originals, self.stand_ins.stand_ins)
-        return Kind(self._name, {(original.dtype, stand_in.dtype) for original, stand_in in pairs})
+        return CastKind(self._name, {(original.dtype, stand_in.dtype) for original, stand_in in pairs})
 
     def run(self, proceed: Callable[..., Any]) -> Any:
         """The op's own result, in the dtypes of the cast. Autocast would undo the cast, so it is off."""
@@ -111,7 +111,7 @@ class Cast:
         with torch.autocast(device_type, enabled=False):
             return proceed(*self.args, **self.kwargs)
 
-    def finish(self, result: Any, func: Callable[..., Any], kind: Kind) -> Any:
+    def finish(self, result: Any, func: Callable[..., Any], kind: CastKind) -> Any:
         """Writes back what the op wrote into its arguments, and casts its results back."""
         self.stand_ins.write_back(silently_written(self._name, func, *self._original))
         if isinstance(result, Tensor):
@@ -122,7 +122,7 @@ class Cast:
         numbers = itertools.count()
         return trees.map_tensors(lambda tensor: self._back(tensor, next(numbers), func, kind), result)
 
-    def _back(self, result: Tensor, number: int, func: Callable[..., Any], kind: Kind) -> Tensor:
+    def _back(self, result: Tensor, number: int, func: Callable[..., Any], kind: CastKind) -> Tensor:
         original = self.stand_ins.original_of(result)
         if original is not None:
             return original
@@ -185,15 +185,15 @@ class ForeachCast:
         """The kind of call that it is."""
         return self._name, *self.dtypes
 
-    def new_kind(self) -> Kind:
+    def new_kind(self) -> CastKind:
         """Nothing is known about it yet but what is cast."""
-        return Kind(self._name, {(dtype, self._table[dtype]) for dtype in self.dtypes if dtype in self._table})
+        return CastKind(self._name, {(dtype, self._table[dtype]) for dtype in self.dtypes if dtype in self._table})
 
     def run(self, proceed: Callable[..., Any]) -> Any:
         """The op's own result, in the dtypes of the cast."""
         return proceed(*self.args, **self.kwargs)
 
-    def finish(self, result: Any, func: Callable[..., Any], kind: Kind) -> Any:
+    def finish(self, result: Any, func: Callable[..., Any], kind: CastKind) -> Any:
         """Writes back what the op wrote into its first list, or casts its results back."""
         first, copies = self._args[0], self.args[0]
         if self._name.endswith("_"):

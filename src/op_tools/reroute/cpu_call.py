@@ -1,4 +1,4 @@
-"""One op call's trip to the CPU: its arguments are taken there, the op runs, and everything is brought home."""
+"""One op call on the CPU: its arguments are copied there, the op runs, and its results are copied back."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from op_tools.ops import autocast_policy, catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
 from op_tools.ops.silent_writes import silently_written
-from op_tools.reroute.carry import CPU, DENSE, GAPS, blank_copy, carry, layout_of
-from op_tools.reroute.casting import on_meta
-from op_tools.reroute.elsewhere import StandIns
+from op_tools.reroute.cast_call import on_meta
+from op_tools.reroute.device_copies import CPU, DENSE, GAPS, blank_copy, copies_on, layout_of
+from op_tools.reroute.stand_ins import StandIns
 from op_tools.values import trees
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
-class Arguments:
-    """The arguments of a call, looked through once."""
+class DeviceCall:
+    """The call as it was made: its arguments, looked through once."""
 
     __slots__ = ("args", "asked", "func", "kwargs", "name", "on_cpu", "on_device", "short")
 
@@ -44,7 +44,7 @@ class Arguments:
                 on_device[id(tensor)] = tensor
         self.on_device = list(on_device.values())  # each once
 
-    def home(self) -> torch.device | None:
+    def result_device(self) -> torch.device | None:
         """Where the results belong of a call that can be run on the CPU; None for one that is to run as it is."""
         asked = self.asked
         if not self.on_device and (asked is None or asked.type == "cpu"):
@@ -64,13 +64,13 @@ class Arguments:
         return asked or self.on_device[0].device
 
 
-class Trip:
+class CpuCall:
     """One call on the CPU. `args` and `kwargs` are its arguments there."""
 
-    def __init__(self, call: Arguments, home: torch.device) -> None:
+    def __init__(self, call: DeviceCall, result_device: torch.device) -> None:
         self._call = call
-        self._home = home
-        self._device_type = call.on_device[0].device.type if call.on_device else home.type
+        self._result_device = result_device
+        self._device_type = call.on_device[0].device.type if call.on_device else result_device.type
         self._stand_ins = StandIns(call.on_device, self._copies(call.on_device))
         self.args: Args = self._stand_ins.replace(call.args)
         self.kwargs: Kwargs = dict(self._stand_ins.replace(call.kwargs)) if call.kwargs else {}
@@ -90,25 +90,25 @@ class Trip:
         return proceed(*self.args, **self.kwargs)
 
     def finish(self, result: Any) -> Any:
-        """Writes back what the op wrote into its arguments, and brings its results home."""
+        """Writes back what the op wrote into its arguments, and copies its results back."""
         call = self._call
         self._stand_ins.write_back(silently_written(call.name, call.func, call.args, call.kwargs))
         for there, original in zip(self.args, call.args):
             if result is there and self._call.asked is None:  # also a list of tensors that the op has changed
                 return original
-        if self._home.type == "cpu":
+        if self._result_device.type == "cpu":
             return result
         known: dict[int, Tensor] = {}
         new: dict[int, Tensor] = {}
         for tensor in trees.tensors(result):
             original = self._stand_ins.original_of(tensor)
-            if original is not None and _is_at(original.device, self._home):
+            if original is not None and _is_at(original.device, self._result_device):
                 known.setdefault(id(tensor), original)
             elif tensor.is_cpu:
                 new[id(tensor)] = tensor
         for staying in self._staying_on_cpu(result):
             new.pop(id(staying), None)
-        known.update(zip(new, self._brought_home(list(new.values()))))
+        known.update(zip(new, self._copied_back(list(new.values()))))
         return trees.map_tensors(lambda tensor: known.get(id(tensor), tensor), result)
 
     @property
@@ -125,10 +125,10 @@ class Trip:
     def _copies(self, tensors: list[Tensor]) -> list[Tensor]:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():  # so that they count their versions
-                return carry(tensors, CPU)
+                return copies_on(tensors, CPU)
         if catalogue.has(self._call.name, Trait.OVERWRITES) and self._overwrites(tensors):
-            return [blank_copy(tensors[0], CPU), *carry(tensors[1:], CPU)]
-        return carry(tensors, CPU)
+            return [blank_copy(tensors[0], CPU), *copies_on(tensors[1:], CPU)]
+        return copies_on(tensors, CPU)
 
     def _overwrites(self, tensors: list[Tensor]) -> bool:
         """Whether the numbers in the first argument can be left behind."""
@@ -175,10 +175,13 @@ class Trip:
         staying = self._call.on_cpu if self._call.asked is None else []
         return [*staying, result[1]] if catalogue.has(self._call.name, Trait.SECOND_RESULT_ON_CPU) else staying
 
-    def _brought_home(self, tensors: list[Tensor]) -> list[Tensor]:
+    def _copied_back(self, tensors: list[Tensor]) -> list[Tensor]:
         leaves = [tensor.requires_grad and tensor.is_leaf for tensor in tensors]  # torch.ones(3, requires_grad=True)
         sources = [tensor.detach() if leaf else tensor for tensor, leaf in zip(tensors, leaves)]
-        return [copy.requires_grad_() if leaf else copy for copy, leaf in zip(carry(sources, self._home), leaves)]
+        return [
+            copy.requires_grad_() if leaf else copy
+            for copy, leaf in zip(copies_on(sources, self._result_device), leaves)
+        ]
 
 
 def _is_view(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> bool:

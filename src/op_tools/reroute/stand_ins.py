@@ -1,4 +1,4 @@
-"""The same call elsewhere: stand-ins for its tensors, on another device or in another dtype, and the way back.
+"""Stand-ins for the tensors of a call, on another device or in another dtype, and the way back.
 
 A stand-in takes a tensor's place among the arguments. When the op has run, what it wrote into a stand-in is copied into
 the tensor itself, with the history that autograd has recorded meanwhile. A result that is a stand-in stands for the
@@ -13,10 +13,10 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools.reroute.carry import OPAQUE, layout_of, stretch_of
+from op_tools.reroute.device_copies import OPAQUE, layout_of, stretch_of
 from op_tools.values import trees
 
-_MANY = 8  # tensors of an optimizer's call, which are copied in one kernel
+MAX_SINGLE_COPIES = 8  # more tensors, as of an optimizer, are copied in one kernel
 # copies many tensors on the device in one kernel
 copy_together: Callable[[list[Tensor], list[Tensor]], Any] | None = getattr(torch, "_foreach_copy_", None)
 _increment_version: Callable[[Tensor], None] | None = getattr(torch.autograd.graph, "increment_version", None)
@@ -111,7 +111,7 @@ class StandIns:
 
 def write_together(originals: Sequence[Tensor], stand_ins: Sequence[Tensor]) -> None:
     """Copies stand-ins into their originals; many of them on the device in one kernel."""
-    if len(originals) > _MANY and copy_together is not None and not stand_ins[0].is_cpu:
+    if len(originals) > MAX_SINGLE_COPIES and copy_together is not None and not stand_ins[0].is_cpu:
         copy_together(list(originals), list(stand_ins))
         return
     for original, stand_in in zip(originals, stand_ins):

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 CPU = torch.device("cpu")
-_WORTH_PINNING = 2**18  # bytes
+MIN_PINNED_BYTES = 2**18
 
 # how a tensor lies in memory; opaque ones (sparse, quantized, nested, conjugated on demand) copy themselves
 DENSE, GAPS, OVERLAPPING, OPAQUE = "dense", "gaps", "overlapping", "opaque"
 
 
-def carry(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+def copies_on(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Differentiable copies on `device`, moved together."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(_Carried.apply(device, *tensors))  # type: ignore[no-untyped-call]
+        return list(_Copied.apply(device, *tensors))  # type: ignore[no-untyped-call]
     return _copies(tensors, device)
 
 
-class _Carried(torch.autograd.Function):
+class _Copied(torch.autograd.Function):
     """All tensors of a call in one node, so that their gradients come back together, too."""
 
     @staticmethod
@@ -44,7 +44,7 @@ class _Carried(torch.autograd.Function):
                     for place, gradient in enumerate(gradients)
                     if gradient is not None and ctx.origins[place] == origin
                 ]
-                copies = carry([gradients[place] for place in places], origin)  # type: ignore[misc]
+                copies = copies_on([gradients[place] for place in places], origin)  # type: ignore[misc]
                 for place, copy in zip(places, copies):
                     back[place] = copy
                 _wait_for([origin])  # which stream goes on from here is autograd's choice
@@ -82,7 +82,7 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """By way of memory that the device reads by itself: half the time, and the host can go on meanwhile."""
-    if layout_of(tensor) is not DENSE or tensor.nbytes < _WORTH_PINNING or not _can_pin(device.type):
+    if layout_of(tensor) is not DENSE or tensor.nbytes < MIN_PINNED_BYTES or not _can_pin(device.type):
         return tensor.to(device)
     return torch.empty_like(tensor, pin_memory=True).copy_(tensor).to(device, non_blocking=True)
 
