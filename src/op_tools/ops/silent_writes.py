@@ -28,7 +28,7 @@ def may_write_silently(name: str, func: Any) -> bool:
 def silently_written(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an op may write into without counting up their versions."""
     is_registered = isinstance(func, REGISTERED)
-    places, only_in_training = _silent_places(name, func if is_registered else None)
+    places, only_in_training = silent_places(name, func if is_registered else None)
     if not places or (only_in_training and not (args[5] if len(args) > 5 else kwargs.get("training", False))):
         return []
     return [
@@ -39,7 +39,7 @@ def silently_written(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 @lru_cache(maxsize=10_000)
-def _silent_places(name: str, registered: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
+def silent_places(name: str, registered: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
     """Where the arguments are that an op with this name writes into silently, and whether in training only."""
     places = SILENT_WRITES.get(name) or SILENT_WRITES.get(normalized(name).form)
     if places is not None:
