@@ -12,7 +12,7 @@ from torch import Tensor
 
 from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
-from op_tools.device.host_copies import HostStorage, HostTensor
+from op_tools.storage.snapshot import HostStorage, HostTensor
 
 _LINE = struct.Struct("<4q")  # see notes.py
 # a copy, with its bytes apart: they are gone when they are written

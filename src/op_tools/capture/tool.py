@@ -21,12 +21,12 @@ from op_tools.core.gradients import Gradients
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.tool import AnyTool, Tool
 from op_tools.core.watcher import Kept, State
-from op_tools.device.host_copies import Taken, take
 from op_tools.device.host_memory import HostMemory
 from op_tools.output import messages, paths, tables
 from op_tools.output.writer import Writer, spare_threads
 from op_tools.settings import Setting
 from op_tools.storage import files
+from op_tools.storage.snapshot import Taken, take
 from op_tools.storage.store import Content, Files
 from op_tools.values import trees
 

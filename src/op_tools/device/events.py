@@ -1,111 +1,183 @@
-"""Marks in a device's queue: who needs to know that the device has got so far waits for the mark, and nobody else."""
+"""The queue of a device: its events tell whether, and when, the device has got so far; and its streams."""
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Callable
 
 import torch
-from torch import Tensor
+
+_MAX_MS_SINCE_BASE = 1000.0  # events tell time in 32 bits, which is 60 ns at one second
+_MAX_DRIFT_US = 100.0  # of the two clocks; asking takes a few µs
+
+EnterStream = Callable[[], AbstractContextManager[Any]]
+_Kind = tuple[Callable[[], Any], Callable[[int], Any]]  # makes an event; gives a device's current stream
 
 
-class Marker:
-    """Sets marks in the current stream of one device. They are used again and again."""
+class DeviceQueue:
+    """The only pool of events for one device. They are used again: making one costs more than recording it."""
 
-    def __init__(self, module: Any, device: torch.device) -> None:
-        self._make = module.Event
-        self._current_stream = partial(module.current_stream, device)
-        self._enter = module.stream
+    def __init__(self, device: torch.device, make_event: Callable[[], Any], stream_of: Callable[[int], Any]) -> None:
+        self.name = str(device)
+        self.current_stream = partial(stream_of, device.index or 0)
+        self.stream_number: Callable[[], int] = lambda: stream_id(self.current_stream())
+        self.stream_to_enter: Callable[[], Any] = self.current_stream
+        self.enter_stream: Callable[[Any], AbstractContextManager[Any]] = nullcontext
+        self.tells_time = True
+        self.events_know_device = False  # else they are recorded where the current device is, if no stream is named
+        self._make_event = make_event
         self._free: list[Any] = []
-        self.stream = _stream_number(device, module.current_stream)  # the number of the current stream
+        # a device with nothing to do gets there at once: that ties its time to the host's
+        self._base = self.record()
+        self._base.synchronize()
+        self._moment_of_base = time.perf_counter_ns() / 1e3
 
-    def set(self) -> Any:
-        """A mark behind all that this thread has asked of the device until now."""
+    def record(self, stream: Any = None) -> Any:
+        """An event behind all that was asked of `stream`, or of the current one, which costs less.
+
+        It comes back by `wait`, `read` or `give_back`.
+        """
         try:
-            mark = self._free.pop()
+            event = self._free.pop()
         except IndexError:
-            mark = self._make()
-        mark.record(self._current_stream())
-        return mark
+            event = self._make_event()
+        if stream is None and not self.events_know_device:
+            stream = self.current_stream()
+        if stream is None:
+            event.record()
+        else:
+            event.record(stream)
+        return event
 
-    def wait(self, mark: Any) -> None:
-        """Returns when the device has got to the mark, which is then used again."""
-        mark.synchronize()
-        self._free.append(mark)
+    def wait(self, event: Any) -> None:
+        """Returns when the device has got to the event, which is then used again."""
+        event.synchronize()
+        self._free.append(event)
 
-    def this_stream(self) -> Callable[[], AbstractContextManager[Any]]:
+    def give_back(self, *events: Any) -> None:
+        """Events that nobody reads."""
+        self._free.extend(events)
+
+    def this_stream(self) -> EnterStream:
         """Gives a `with` in which the current stream is the one of now."""
-        number, stream = self.stream(), self._current_stream()
-        return lambda: nullcontext() if self.stream() == number else self._enter(stream)
+        number, stream = self.stream_number(), self.stream_to_enter()
+        return lambda: nullcontext() if self.stream_number() == number else self.enter_stream(stream)
+
+    def read(self, start: Any, end: Any, not_before: float) -> tuple[float, float]:
+        """Milliseconds between two events that the device has passed, and the host's time at the first in microseconds.
+
+        The device cannot have begun before the host asked it to, at `not_before`: that shows when the two clocks have
+        drifted apart, and brings them together again.
+        """
+        elapsed = start.elapsed_time(end)
+        since = self._base.elapsed_time(start)
+        moment = self._moment_of_base + since * 1e3
+        if moment < not_before - _MAX_DRIFT_US:
+            self._moment_of_base += not_before - moment
+            moment = not_before
+        self._free.append(end)
+        if since > _MAX_MS_SINCE_BASE:
+            start, self._base, self._moment_of_base = self._base, start, moment
+        self._free.append(start)
+        return elapsed, moment
 
 
-_markers: dict[torch.device, Marker | None] = {}
+_queues: dict[torch.device, DeviceQueue | None] = {}
 
 
-def marker_of(device: torch.device) -> Marker | None:
+def queue_of(device: torch.device) -> DeviceQueue | None:
     """None for the CPU, and for a device whose queue nobody can wait for but as a whole."""
     try:
-        return _markers[device]
+        return _queues[device]
     except KeyError:
-        marker = _markers[device] = None if device.type == "cpu" else _found(device)
-        return marker
+        queue = _queues[device] = None if device.type == "cpu" else _found(device)
+        return queue
 
 
-def _found(device: torch.device) -> Marker | None:
-    try:
-        module: Any = (
-            torch.get_device_module(device) if hasattr(torch, "get_device_module") else getattr(torch, device.type)
-        )
-        marker = Marker(module, device)
-        marker.wait(marker.set())
-        with marker.this_stream()():
-            pass
-    except Exception:  # noqa: BLE001  a backend may lack this in any way: then copies are waited for
-        return None
-    return marker
+def clock_of(device: torch.device) -> DeviceQueue | None:
+    """Likewise; None also where its events do not tell time."""
+    queue = queue_of(device)
+    return queue if queue is not None and queue.tells_time else None
 
 
-def _stream_number(device: torch.device, current_stream: Callable[[torch.device], Any]) -> Callable[[], int]:
-    """Asked for at every call, so in the fastest way that there is."""
-    if device.type == "cuda" and hasattr(torch._C, "_cuda_getCurrentRawStream"):
-        return partial(torch._C._cuda_getCurrentRawStream, device.index)
-    if hasattr(torch, "accelerator") and torch.accelerator.current_accelerator() == torch.device(device.type):
-        of_device, index = getattr(torch._C, "_accelerator_getStream", None), device.index
-        if of_device is not None and index is not None:
-            return lambda: int(of_device(index).stream_id)
-        return lambda: torch.accelerator.current_stream(index).stream_id
-    return lambda: int(getattr(current_stream(device), "stream_id", 0))
+def stream_number(device: torch.device) -> int:
+    """Of the current stream."""
+    queue = queue_of(device)
+    return 0 if queue is None else queue.stream_number()
 
 
-def stream_of(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+def this_stream(device: torch.device) -> EnterStream:
     """Gives a `with` in which the device's current stream is the one of now."""
-    marker = marker_of(device)
-    return nullcontext if marker is None else marker.this_stream()
+    queue = queue_of(device)
+    return nullcontext if queue is None else queue.this_stream()
 
 
-class OnTheWay:
-    """Results that the device copies to the host when it gets there."""
+def stream_id(stream: Any) -> int:
+    """The number of a stream; 0 where the backend has one stream only, or does not tell."""
+    return int(getattr(stream, "stream_id", 0))
 
-    __slots__ = ("_mark", "_marker")
 
-    def __init__(self) -> None:
-        self._marker: Marker | None = None
-        self._mark: Any = None
+# ---- what a backend has ----------------------------------------------------------------------------------------------
 
-    def add(self, tensor: Tensor) -> Tensor:
-        """Its copy, for when `wait` is over."""
-        if tensor.is_cpu or marker_of(tensor.device) is None:
-            return tensor.cpu()
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-        return host.copy_(tensor, non_blocking=True)
 
-    def mark(self, device: torch.device) -> None:
-        """All were added."""
-        self._marker = marker_of(device)
-        self._mark = None if self._marker is None else self._marker.set()
+def _found(device: torch.device) -> DeviceQueue | None:
+    for kind in (_torchs_events, _events_of_module, _events_without_time):
+        try:
+            queue = DeviceQueue(device, *kind(device))
+            queue.tells_time = kind is not _events_without_time
+            queue.events_know_device = kind is _torchs_events
+            first, second = queue.record(), queue.record(queue.current_stream())
+            second.synchronize()
+            if queue.tells_time:
+                queue.read(first, second, 0.0)
+        except Exception:  # noqa: BLE001, S112  a backend may refuse in any way: the next kind, or none
+            continue
+        _find_streams(queue, device)
+        return queue
+    return None
 
-    def wait(self) -> None:
-        """Returns when they are there."""
-        if self._marker is not None:
-            self._marker.wait(self._mark)
+
+def _find_streams(queue: DeviceQueue, device: torch.device) -> None:
+    try:
+        number = _fast_stream_number(device)
+        if number is not None:
+            number()
+            queue.stream_number = number
+        module = _module(device)
+        stream = partial(module.current_stream, device)
+        with module.stream(stream()):
+            queue.stream_to_enter, queue.enter_stream = stream, module.stream
+    except Exception:  # noqa: BLE001  likewise: one stream has to do
+        return
+
+
+def _fast_stream_number(device: torch.device) -> Callable[[], int] | None:
+    """It is asked for at every call."""
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return partial(raw, device.index or 0) if device.type == "cuda" and raw is not None else None
+
+
+def _module(device: torch.device) -> Any:
+    return torch.get_device_module(device) if hasattr(torch, "get_device_module") else getattr(torch, device.type)
+
+
+def _torchs_events(device: torch.device) -> _Kind:
+    """torch.Event does its work without Python, but not every torch and backend has it."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != device.type:
+        raise TypeError("torch.accelerator is another device")
+    stream_of = getattr(torch._C, "_accelerator_getStream", torch.accelerator.current_stream)
+    return lambda: torch.Event(device=device, enable_timing=True), stream_of
+
+
+def _events_of_module(device: torch.device) -> _Kind:
+    """What backends have had for long."""
+    module = _module(device)
+    return lambda: module.Event(enable_timing=True), getattr(module, "current_stream", lambda index: None)
+
+
+def _events_without_time(device: torch.device) -> _Kind:
+    module = _module(device)
+    return module.Event, getattr(module, "current_stream", lambda index: None)
