@@ -120,7 +120,7 @@ class Data:
         if self._writer.is_broken:
             return None
         described = tables.inputs(call) if self._tells else None
-        begun = _Begun(call, take((call.args, call.kwargs), self._memory, self._copies.of(call)), described)
+        begun = _Begun(call, take((call.args, call.kwargs), self._memory, self._copies, call), described)
         # at once: should the op end the program, its inputs are what one wants to see. A call without a tensor on a
         # device may turn out to be none of ours.
         if any(not tensor.is_cpu for tensor in trees.tensors((call.args, call.kwargs))):
@@ -133,7 +133,7 @@ class Data:
         if begun.described is not None:
             text = f"{tables.heading(call)}\n{tables.arguments_table(call, begun.described)}\n\n\n\n"
             begun.described = None
-        self._save(begun, {"output": take(((call.result,), {}), self._memory, self._copies.of(call))}, text)
+        self._save(begun, {"output": take(((call.result,), {}), self._memory, self._copies, call)}, text)
         return begun
 
     def flowed(self, call: OpCall, begun: _Begun, gradients: Gradients) -> None:

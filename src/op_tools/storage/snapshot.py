@@ -105,16 +105,16 @@ class Taken:
 class Copies(Protocol):
     """Copies that were made earlier, of tensors that are surely what they were."""
 
-    def find(self, tensors: list[Tensor]) -> Mapping[int, HostTensor]:
-        """By the tensors' numbers."""
+    def find(self, call: Any, tensors: list[Tensor]) -> Mapping[int, HostTensor]:
+        """Of tensors of this call, by their numbers."""
         ...
 
-    def remember(self, tensors: list[Tensor], hosts: list[HostTensor]) -> None:
+    def remember(self, call: Any, tensors: list[Tensor], hosts: list[HostTensor]) -> None:
         """These copies may be of use again."""
         ...
 
 
-def take(value: Any, memory: HostMemory, copies: Copies | None = None) -> Taken:
+def take(value: Any, memory: HostMemory, copies: Copies | None = None, call: Any = None) -> Taken:
     """A copy of nested arguments as they are now.
 
     The device copies in the order of its queue, before anything that the program asks of it next: so the tensors are
@@ -137,15 +137,14 @@ def take(value: Any, memory: HostMemory, copies: Copies | None = None) -> Taken:
             return Taken(encoded, ())
         ranges = list(memory_ranges(tensors))
         if copies is not None:
-            known = copies.find(tensors)
-            if known:
-                ranges = [part for part in ranges if not _is_known(part, known, hosts)]
+            known = copies.find(call, tensors)
+            ranges = [part for part in ranges if not _is_known(part, known, hosts)] if known else ranges
         if ranges:
             length = sum(part.bytes for part in ranges)
             lease = memory.lease(length, any(not tensor.is_cpu for tensor in tensors))
             _copy(ranges, lease, hosts)
         if copies is not None:
-            copies.remember(tensors, hosts)
+            copies.remember(call, tensors, hosts)
         return Taken(encoded, {host.storage.arrival for host in hosts if host.storage is not None})
 
 

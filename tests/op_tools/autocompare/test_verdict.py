@@ -15,7 +15,8 @@ from op_tools.autocompare.judging.limits import LOW_SUMS, Tolerance, Tolerances,
 from op_tools.autocompare.judging.measures import same_bits
 from op_tools.autocompare.judging.verdict import judge, judge_exact
 from op_tools.autocompare.observed import ObservedCall, Part
-from op_tools.autocompare.prefilter.screen import Look, numbers_of
+from op_tools.autocompare.prefilter.look import Look
+from op_tools.autocompare.prefilter.screen import numbers_of
 
 ANY = Tolerance(1e-3, 1e-3)
 COMPARER = Comparer(Tolerances(), lambda name: None)

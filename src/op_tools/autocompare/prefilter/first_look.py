@@ -14,7 +14,7 @@ from op_tools.autocompare.judging import sensitivity, verdict
 from op_tools.autocompare.judging.limits import Tolerances
 from op_tools.autocompare.judging.verdict import Row, Verdict
 from op_tools.autocompare.observed import Value
-from op_tools.autocompare.prefilter.screen import Look, OnlyInFull
+from op_tools.autocompare.prefilter.look import Look, OnlyInFull
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.device import host_copies
 

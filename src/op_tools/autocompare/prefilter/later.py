@@ -22,7 +22,7 @@ from op_tools.autocompare.observed import CannotCompare, ObservedCall
 from op_tools.autocompare.pending import free_memory
 from op_tools.autocompare.prefilter import fused, screen
 from op_tools.autocompare.prefilter.first_look import FirstLook, Glances
-from op_tools.autocompare.prefilter.screen import Look, OnlyInFull
+from op_tools.autocompare.prefilter.look import Look, OnlyInFull
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.report import Outcome
 from op_tools.core.call import OpCall
