@@ -20,7 +20,7 @@ from op_tools.core.gradients import Gradients
 from op_tools.core.tool import AnyTool, this_rank
 from op_tools.device import digest, digests, staging
 from op_tools.device.digest import Weights
-from op_tools.device.events import stream_number
+from op_tools.device.queues import stream_number
 from op_tools.device.staging import Kind, Stage, staged_as
 from op_tools.device.tensor_groups import grouped
 from op_tools.output import messages, paths, tables

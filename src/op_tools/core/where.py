@@ -131,14 +131,11 @@ def words(code: CodeType, instruction: int, module: Any) -> tuple[str, str]:
     return where.line(), where.module
 
 
-def here(depth: int, with_stack: bool = False) -> Where:
-    """The user's code that is running: the first frame above `depth` that is neither torch's nor ours."""
+def here(with_stack: bool = False) -> Where:
+    """The user's code that is running: the first frame that is neither torch's nor ours."""
     if _pretended:
         return _pretended[-1]
-    try:
-        frame: FrameType | None = sys._getframe(depth)
-    except ValueError:
-        return NOWHERE
+    frame: FrameType | None = sys._getframe()  # with our own frames: the C++ helper must know their files, too
     files = _is_users_file
     module: Any = None
     users: FrameType | None = None

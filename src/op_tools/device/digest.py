@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from op_tools.device.events import queue_of
+from op_tools.device.queues import queue_of
 
 NARROW, WIDE = 512, 4096  # elements in a row
 _LARGE = 65_536  # elements of a tensor from which its rows are wide: there are fewer of them for the host

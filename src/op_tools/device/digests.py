@@ -17,8 +17,8 @@ from torch import Tensor
 
 from op_tools.device import digest, digests_host
 from op_tools.device.compiled import CompileError, is_cuda, is_right
-from op_tools.device.deferred import Batch
 from op_tools.device.digests_cuda import CudaDigests
+from op_tools.device.queues import Batch
 from op_tools.device.staging import Label, Receiver, received, staged_as
 from op_tools.device.tensor_groups import KINDS, TensorGroup, grouped, plain
 from op_tools.output.writer import Writer

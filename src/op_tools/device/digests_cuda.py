@@ -12,7 +12,7 @@ from torch import Tensor
 
 from op_tools.device import digest
 from op_tools.device.compiled import Kernel, kernel
-from op_tools.device.events import stream_number
+from op_tools.device.queues import stream_number
 from op_tools.device.tensor_groups import KINDS, MAX_TENSORS, TensorGroup, plain
 
 # as in digest.cu

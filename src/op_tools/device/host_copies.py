@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from op_tools.device import host_memory
-from op_tools.device.events import DeviceQueue, queue_of
 from op_tools.device.host_memory import ALIGNMENT
+from op_tools.device.queues import DeviceQueue, queue_of
 from op_tools.values import trees
 
 # A view with gaps is copied with what lies between, so that its strides stay what they are, up to so many times its

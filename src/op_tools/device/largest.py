@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from op_tools.device.compiled import CompileError, Kernel, is_cuda, is_right, kernel
-from op_tools.device.events import stream_number
+from op_tools.device.queues import stream_number
 from op_tools.values.tensors import is_dense, with_memory
 
 # as in largest.cu

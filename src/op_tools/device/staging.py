@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from op_tools.device import digest
-from op_tools.device.deferred import Batch
 from op_tools.device.digest import Rows, Weights
+from op_tools.device.queues import Batch
 from op_tools.output import messages
 from op_tools.output.writer import Writer
 

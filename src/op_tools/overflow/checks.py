@@ -18,12 +18,11 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from op_tools.device.deferred import Deferred
-from op_tools.overflow.calls import CheckedCall, is_made, there, worse
+from op_tools.device.queues import Deferred
+from op_tools.overflow.calls import CheckedCall, Window, is_made, there, worse
 from op_tools.overflow.finite import CHECKED, all_can_be_checked, can_be_checked, is_intact
 from op_tools.overflow.intent import written_down
 from op_tools.overflow.known import MAX_TENSORS, KnownList, KnownLists, KnownTensors
-from op_tools.overflow.window import Window
 from op_tools.values import trees
 from op_tools.values.tensors import FEW, size_of, state_of, versions_of
 
@@ -178,7 +177,7 @@ class Checks:
                 self._resolve(checked, window)
         elif not is_finite or self._seen is not None:
             self._go_through(window)
-        elif self._bad:
+        elif self._bad.tensors:
             for checked in window.calls:
                 if checked.is_silent:
                     self._is_good_again(checked)
@@ -221,7 +220,7 @@ class Checks:
         given = 0.0
         if not checked.intent.brings_data:
             given = written_down(value for _, value in trees.arguments(checked.call.args, checked.call.kwargs))
-        if self._bad:
+        if self._bad.tensors:
             for tensor, version in checked.given_tensors():
                 known = self._bad.get(tensor, version)
                 given = given if known is None else worse(given, known.value)

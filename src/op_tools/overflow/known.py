@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from op_tools.device.deferred import Batch
+from op_tools.device.queues import Batch
 from op_tools.values.tensors import are_these
 
 MAX_TENSORS = 10_000  # tensors; then those that are gone are swept out
@@ -32,34 +32,31 @@ class KnownTensors:
     """Tensors that something is known of, each at one version."""
 
     def __init__(self) -> None:
-        self._tensors: dict[int, KnownTensor] = {}
+        self.tensors: dict[int, KnownTensor] = {}
         self._max_tensors = MAX_TENSORS
 
-    def __bool__(self) -> bool:
-        return bool(self._tensors)
-
     def put(self, tensor: Tensor, version: int | None, batch: Batch | None = None, value: float = 0.0) -> None:
-        known = self._tensors.get(id(tensor))
+        known = self.tensors.get(id(tensor))
         if known is None or known() is not tensor:
-            if len(self._tensors) >= self._max_tensors:
-                self._tensors = {key: one for key, one in self._tensors.items() if one() is not None}
-                self._max_tensors = max(MAX_TENSORS, 2 * len(self._tensors))
-            known = self._tensors[id(tensor)] = KnownTensor(tensor)
+            if len(self.tensors) >= self._max_tensors:
+                self.tensors = {key: one for key, one in self.tensors.items() if one() is not None}
+                self._max_tensors = max(MAX_TENSORS, 2 * len(self.tensors))
+            known = self.tensors[id(tensor)] = KnownTensor(tensor)
             known.is_view = tensor._is_view()
         known.version, known.batch, known.value = version, batch, value
 
     def get(self, tensor: Tensor, version: int | None) -> KnownTensor | None:
-        known = self._tensors.get(id(tensor))
+        known = self.tensors.get(id(tensor))
         if known is None or version is None or known.version != version or known() is not tensor:
             return None
         return known
 
     def has_none_of(self, tensors: Iterable[Tensor]) -> bool:
         """False where something may be known of one of them, at whatever version."""
-        return self._tensors.keys().isdisjoint(map(id, tensors))
+        return self.tensors.keys().isdisjoint(map(id, tensors))
 
     def forget(self, tensor: Tensor) -> None:
-        self._tensors.pop(id(tensor), None)
+        self.tensors.pop(id(tensor), None)
 
 
 class KnownList:

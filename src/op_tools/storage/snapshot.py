@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from op_tools.device.events import DeviceQueue, queue_of
 from op_tools.device.host_copies import MemoryRange, is_plain, memory_ranges, unusual_copy
 from op_tools.device.host_memory import HostMemory, Lease
+from op_tools.device.queues import DeviceQueue, queue_of
 from op_tools.storage import encoding
 
 

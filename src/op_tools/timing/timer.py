@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from op_tools.device.events import DeviceQueue, clock_of, stream_id
+from op_tools.device.queues import DeviceQueue, clock_of, stream_id
 from op_tools.timing import signature
 from op_tools.values import trees
 

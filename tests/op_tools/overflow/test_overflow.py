@@ -19,10 +19,10 @@ from ditorch.sim import faults
 from op_tools import OpOverflowCheck
 from op_tools.core.call import OpCall
 from op_tools.errors import OverflowFound, SettingError
-from op_tools.overflow import calls, finite, window
+from op_tools.overflow import calls, finite
 from op_tools.overflow import tool as overflow_tool
+from op_tools.overflow.calls import Window
 from op_tools.overflow.statistics import statistics
-from op_tools.overflow.window import Window
 
 from ..recorder import Recorder
 
@@ -804,7 +804,7 @@ def test_gradients_added_up_over_several_backward_passes_are_looked_at_each_time
 
 
 def test_tensors_larger_than_may_be_held_are_let_go(device, monkeypatch, capsys):
-    monkeypatch.setattr(window, "_max_bytes_held", lambda device: 1000)
+    monkeypatch.setattr(calls, "_max_bytes_held", lambda device: 1000)
     monkeypatch.setattr(Window, "is_ready", lambda batch: False)
     kept = torch.zeros(1000, device=device)
     with OpOverflowCheck() as tool:

@@ -28,7 +28,7 @@ from op_tools.autocompare.report import Outcome
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.device import host_copies
-from op_tools.device.deferred import Batch, Deferred
+from op_tools.device.queues import Batch, Deferred
 from op_tools.values.tensors import addresses_of, tensors_in, versions_of
 
 _MAX_CALLS = 128  # in a window

@@ -17,7 +17,7 @@ from op_tools.autocompare.judging.error_statistics import Found
 from op_tools.autocompare.judging.measures import differing
 from op_tools.autocompare.prefilter import fused
 from op_tools.autocompare.prefilter.look import Look
-from op_tools.device.deferred import OUT_OF_MEMORY as OUT_OF_MEMORY
+from op_tools.device.queues import OUT_OF_MEMORY as OUT_OF_MEMORY
 
 _COUNT, _NONFINITE = len(Found._fields), Found._fields.index("nonfinite")
 

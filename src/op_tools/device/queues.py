@@ -1,14 +1,27 @@
-"""The queue of a device: its events tell whether, and when, the device has got so far; and its streams."""
+"""The queue of a device: its events and streams, and looks at many tensors that are deferred to when it gets there.
+
+Events tell whether, and when, the device has got so far. A batch gathers what is to be looked at in one stream. When it
+is full it is launched: the device computes the batch's numbers, behind the work that makes the tensors, and copies them
+to the host behind an event. They are read when they have come, or when somebody must know: so nobody waits. What is
+computed is up to the consumer: the first look of OpAutoCompare, the largest values of OpOverflowCheck, the digests of
+OpCapture's statistics.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
+OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 _MAX_MS_SINCE_BASE = 1000.0  # events tell time in 32 bits, which is 60 ns at one second
 _MAX_DRIFT_US = 100.0  # of the two clocks; asking takes a few µs
 
@@ -22,8 +35,7 @@ class DeviceQueue:
     def __init__(self, device: torch.device, make_event: Callable[[], Any], stream_of: Callable[[int], Any]) -> None:
         self.name = str(device)
         self.current_stream = partial(stream_of, device.index or 0)
-        self.stream_number: Callable[[], int] = lambda: stream_id(self.current_stream())
-        self.stream_to_enter: Callable[[], Any] = self.current_stream
+        self.stream_number: Callable[[], int] = lambda: int(getattr(self.current_stream(), "stream_id", 0))
         self.enter_stream: Callable[[Any], AbstractContextManager[Any]] = nullcontext
         self.tells_time = True
         self.events_know_device = False  # else they are recorded where the current device is, if no stream is named
@@ -62,7 +74,7 @@ class DeviceQueue:
 
     def this_stream(self) -> EnterStream:
         """Gives a `with` in which the current stream is the one of now."""
-        number, stream = self.stream_number(), self.stream_to_enter()
+        number, stream = self.stream_number(), self.current_stream()
         return lambda: nullcontext() if self.stream_number() == number else self.enter_stream(stream)
 
     def read(self, start: Any, end: Any, not_before: float) -> tuple[float, float]:
@@ -145,10 +157,9 @@ def _find_streams(queue: DeviceQueue, device: torch.device) -> None:
         if number is not None:
             number()
             queue.stream_number = number
-        module = _module(device)
-        stream = partial(module.current_stream, device)
-        with module.stream(stream()):
-            queue.stream_to_enter, queue.enter_stream = stream, module.stream
+        stream = _module(device).stream
+        with stream(queue.current_stream()):
+            queue.enter_stream = stream
     except Exception:  # noqa: BLE001  likewise: one stream has to do
         return
 
@@ -181,3 +192,90 @@ def _events_of_module(device: torch.device) -> _Kind:
 def _events_without_time(device: torch.device) -> _Kind:
     module = _module(device)
     return module.Event, getattr(module, "current_stream", lambda index: None)
+
+
+# ---- deferred looks --------------------------------------------------------------------------------------------------
+
+
+class Batch:
+    """What is looked at together, in the stream that was current when the batch was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.is_launched = False
+        self._queue = queue_of(device)
+        self._stream = 0 if self._queue is None else self._queue.stream_number()
+        self._enter_stream = nullcontext if self._queue is None else self._queue.this_stream()
+        self._event: Any = None
+        self._numbers: Sequence[Tensor] | None = None
+
+    def look(self) -> Sequence[Tensor]:
+        """Has the device compute the numbers; nobody waits for it."""
+        raise NotImplementedError
+
+    def suits(self, device: torch.device) -> bool:
+        """Whether what the current stream of `device` makes can be added."""
+        return device == self.device and (self._queue is None or self._queue.stream_number() == self._stream)
+
+    def launch(self) -> None:
+        """Lets the device look. Where its memory does not suffice, there will be no numbers."""
+        self.is_launched = True
+        modes = torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast()
+        with contextlib.suppress(OUT_OF_MEMORY), self._enter_stream(), modes[0], modes[1], modes[2]:
+            numbers = self.look()
+            if self._queue is None:
+                self._numbers = numbers  # without events, a copy that is on its way could be read too early
+            else:
+                copies = [one.to("cpu", non_blocking=True) for one in numbers]
+                self._event = self._queue.record()
+                self._numbers = copies
+
+    def is_ready(self) -> bool:
+        """Whether `numbers` need not wait. Where the device has no events to ask, nobody knows."""
+        return self._event is None or bool(self._event.query())
+
+    def numbers(self) -> Sequence[Tensor] | None:
+        """What was found, once, waiting if need be; None where the device's memory did not suffice."""
+        event, numbers = self._event, self._numbers
+        self._event = self._numbers = None
+        if event is not None and self._queue is not None:
+            self._queue.wait(event)
+            return numbers
+        return None if numbers is None else [one.cpu() for one in numbers]
+
+
+SomeBatch = TypeVar("SomeBatch", bound=Batch)
+
+
+class Deferred(Generic[SomeBatch]):
+    """One batch that is filled, and those whose numbers are on their way. Answers are given in their order.
+
+    Any thread may add: backward has one of its own. `answer` is called without the lock: it may run a backward pass, in
+    autograd's thread, which may be waiting to add something.
+    """
+
+    def __init__(self, answer: Callable[[SomeBatch], None], max_unread: int) -> None:
+        self._answer = answer
+        self._max_unread = max_unread  # batches; a device so far behind is waited for
+        self.lock = threading.RLock()
+        self.current: SomeBatch | None = None
+        self.unread: deque[SomeBatch] = deque()
+
+    def launch(self, batch: SomeBatch | None = None) -> None:
+        """Lets the device look at the current batch, or at one beside it."""
+        with self.lock:
+            if batch is None:
+                batch, self.current = self.current, None
+            if batch is not None:
+                self.unread.append(batch)
+                batch.launch()
+
+    def read(self, wait: bool) -> None:
+        """Gives the answers that have come; `wait`: all of them."""
+        while True:
+            with self.lock:
+                unread = self.unread
+                if not unread or not (wait or len(unread) > self._max_unread or unread[0].is_ready()):
+                    return
+                batch = unread.popleft()
+            self._answer(batch)
