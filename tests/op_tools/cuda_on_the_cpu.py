@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import shutil
 import subprocess
@@ -56,12 +55,6 @@ extern "C" void launch(unsigned blocks, const Table* given) {
     for (auto& thread : threads) thread.join();
     pthread_barrier_destroy(&barrier);
 }
-extern "C" int launch_as_the_driver_does(void*, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
-                                         unsigned, unsigned, void* stream, void** arguments, void**) {
-    if (threads != THREADS || stream != nullptr) return 1;
-    launch(blocks, (const Table*)arguments[0]);
-    return 0;
-}
 extern "C" unsigned size_of_table() { return sizeof(Table); }
 """
 CONVERSION = 'asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));'
@@ -82,10 +75,6 @@ class Kernel:
         options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-DFUNCTION={function}"]
         subprocess.run([compiler, *options, source, "-o", library], check=True)
         self.library = ctypes.CDLL(str(library))
-        self.launcher = ctypes.cast(self.library.launch_as_the_driver_does, ctypes.c_void_p).value, 0
 
     def launch(self, blocks: int, threads: int, argument: ctypes.Array[ctypes.c_void_p], stream: int) -> None:
         self.library.launch(blocks, ctypes.c_void_p(argument[0]))
-
-    def made_current(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import struct
 import threading
 import weakref
-from collections.abc import Mapping
 from typing import Optional
 
 from torch import Tensor
 
 from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
-from op_tools.device.host_copies import HostStorage, HostTensor
+from op_tools.storage.snapshot import HostStorage, HostTensor
 
 _LINE = struct.Struct("<4q")  # see notes.py
 # a copy, with its bytes apart: they are gone when they are written
@@ -20,16 +19,12 @@ _Kept = tuple[HostTensor, Optional["weakref.ref[HostStorage]"]]
 
 
 class RecentCopies:
-    """Of tensors that repeats.py knows to be unchanged."""
+    """Of tensors that repeats.py knows to be unchanged; see snapshot.Copies."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._repeats = Repeats()
         self._kept: list[list[_Kept]] = []  # each time that some were taken
-
-    def of(self, call: OpCall) -> _CopiesOfCall:
-        """For the tensors of this call."""
-        return _CopiesOfCall(self, call)
 
     def find(self, call: OpCall, tensors: list[Tensor]) -> dict[int, HostTensor]:
         with self._lock:
@@ -50,22 +45,6 @@ class RecentCopies:
             self._repeats.remember(call, tensors, None, len(self._kept))
             if not self._repeats.is_empty:
                 self._kept.append([_without_bytes(host) for host in hosts])
-
-
-class _CopiesOfCall:
-    """See snapshot.Copies."""
-
-    __slots__ = ("_all", "_call")
-
-    def __init__(self, all: RecentCopies, call: OpCall) -> None:
-        self._all = all
-        self._call = call
-
-    def find(self, tensors: list[Tensor]) -> Mapping[int, HostTensor]:
-        return self._all.find(self._call, tensors)
-
-    def remember(self, tensors: list[Tensor], hosts: list[HostTensor]) -> None:
-        self._all.remember(self._call, tensors, hosts)
 
 
 def _without_bytes(host: HostTensor) -> _Kept:

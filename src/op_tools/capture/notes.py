@@ -62,7 +62,7 @@ Found = tuple[tuple[int, ...], bytes]
 _LINE = struct.Struct("<4q")
 
 
-class Memory:
+class UnchangedTensors:
     """Of tensors, and where their digests are."""
 
     def __init__(self) -> None:
@@ -93,27 +93,7 @@ class Memory:
             self._known.pop(id(tensor), None)
 
 
-class _NativeMemory(Memory):
-    """The same in C++."""
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-        self._memory = library.memory_of_tensors()
-
-    def forget(self) -> None:
-        self._library.forget_tensors(self._memory)
-
-    def find(self, tensors: list[Tensor]) -> Found | None:
-        found: Found | None = self._library.find_tensors(self._memory, tensors)
-        return found
-
-    def remember(
-        self, tensors: list[Tensor], found: Found | None, description: int, forward_id: int, changed: int
-    ) -> None:
-        self._library.remember_tensors(self._memory, tensors, found, description, forward_id, changed)
-
-
-def memory() -> Memory:
+def unchanged_tensors() -> UnchangedTensors:
     """The fastest that there is."""
-    library = native.library()
-    return _NativeMemory(library) if hasattr(library, "memory_of_tensors") else Memory()
+    fastest: type[UnchangedTensors] = getattr(native.library(), "UnchangedTensors", UnchangedTensors)
+    return fastest()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools.capture.notes import Found, memory
+from op_tools.capture.notes import Found, unchanged_tensors
 from op_tools.core.call import OpCall
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -31,7 +31,7 @@ class Repeats:
         self._run = _NOWHERE  # the frame, by its id and code
         self._instruction = 0
         self._call = 0
-        self._memory = memory()
+        self._memory = unchanged_tensors()
         self.is_empty = True
 
     def forget(self) -> None:

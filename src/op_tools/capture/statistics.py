@@ -19,10 +19,10 @@ from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.tool import AnyTool, this_rank
 from op_tools.device import digest, digests, staging
-from op_tools.device.chunks import chunks
 from op_tools.device.digest import Weights
-from op_tools.device.events import marker_of
+from op_tools.device.queues import stream_number
 from op_tools.device.staging import Kind, Stage, staged_as
+from op_tools.device.tensor_groups import grouped
 from op_tools.output import messages, paths, tables
 from op_tools.output.writer import Writer
 from op_tools.storage import files
@@ -46,8 +46,8 @@ class _Site:
         self.left_out = [number for number, tensor in enumerate(tensors) if staged_as(tensor) is None]
         wanted = [number for number in range(len(tensors)) if number not in known and number not in self.left_out]
         at_once = [number for number in wanted if digests.can_digest(tensors[number].device)]
-        self.fused = list(chunks(tensors, at_once))
-        self.staged = list(staging.chunks(tensors, [number for number in wanted if number not in at_once]))
+        self.fused = list(grouped(tensors, at_once))
+        self.staged = list(staging.grouped(tensors, [number for number in wanted if number not in at_once]))
 
 
 _Label = tuple[int, int, int]  # description, forward_id, step
@@ -153,21 +153,21 @@ class Statistics:
                 torch._C._set_grad_enabled(with_gradients)
 
     def _digest(self, site: _Site, tensors: list[Tensor], addresses: bytes | None, label: _Label) -> None:
-        for whole in site.fused:
-            key = (whole.device, _stream(whole.device))
+        for group in site.fused:
+            key = (group.device, stream_number(group.device))
             stage = self._fused_stages.get(key)
             if stage is None:
-                stage = digests.Stage(whole.device, self._writer, self._weights, self._write)
+                stage = digests.Stage(group.device, self._writer, self._weights, self._write)
                 self._fused_stages[key] = stage
-            stage.add(tensors, whole, label, addresses)
-        for chunk in site.staged:
-            self._stage(chunk.kind).add(tensors, chunk, label)
+            stage.add(tensors, group, label, addresses)
+        for staged in site.staged:
+            self._stage(staged.kind).add(tensors, staged, label)
         if site.left_out:
             numels = [tensors[number].numel() for number in site.left_out]
             self._writer.add(partial(self._write_without_numbers, label, site.left_out, numels))
 
     def _stage(self, kind: Kind) -> Stage:
-        key = (kind, _stream(kind[0]))
+        key = (kind, stream_number(kind[0]))
         stage = self._stages.get(key)
         if stage is None:
             try:
@@ -248,11 +248,6 @@ class Statistics:
         places = torch.tensor(numbers, dtype=torch.int64, device="cpu")[:, None]
         pack.add(torch.cat([labels, places, digests], 1))
         self._is_full = self._is_full or pack.length >= _LARGEST_FILE
-
-
-def _stream(device: torch.device) -> int:
-    marker = marker_of(device)
-    return 0 if marker is None else marker.stream()
 
 
 def _spread(labels: list[_Label], times: list[int]) -> Tensor:

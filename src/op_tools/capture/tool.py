@@ -21,12 +21,12 @@ from op_tools.core.gradients import Gradients
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.tool import AnyTool, Tool
 from op_tools.core.watcher import Kept, State
-from op_tools.device.host_copies import Taken, take
 from op_tools.device.host_memory import HostMemory
 from op_tools.output import messages, paths, tables
 from op_tools.output.writer import Writer, spare_threads
 from op_tools.settings import Setting
 from op_tools.storage import files
+from op_tools.storage.snapshot import Taken, take
 from op_tools.storage.store import Content, Files
 from op_tools.values import trees
 
@@ -120,7 +120,7 @@ class Data:
         if self._writer.is_broken:
             return None
         described = tables.inputs(call) if self._tells else None
-        begun = _Begun(call, take((call.args, call.kwargs), self._memory, self._copies.of(call)), described)
+        begun = _Begun(call, take((call.args, call.kwargs), self._memory, self._copies, call), described)
         # at once: should the op end the program, its inputs are what one wants to see. A call without a tensor on a
         # device may turn out to be none of ours.
         if any(not tensor.is_cpu for tensor in trees.tensors((call.args, call.kwargs))):
@@ -133,7 +133,7 @@ class Data:
         if begun.described is not None:
             text = f"{tables.heading(call)}\n{tables.arguments_table(call, begun.described)}\n\n\n\n"
             begun.described = None
-        self._save(begun, {"output": take(((call.result,), {}), self._memory, self._copies.of(call))}, text)
+        self._save(begun, {"output": take(((call.result,), {}), self._memory, self._copies, call)}, text)
         return begun
 
     def flowed(self, call: OpCall, begun: _Begun, gradients: Gradients) -> None:

@@ -184,7 +184,7 @@ def _watch_subgraph(edges: _Inputs, since: int, result: Any, listener: Listener,
     if not nodes:
         return False
 
-    record = _Gathering(listener, len(edges), len(outputs))
+    record = _CallGradients(listener, len(edges), len(outputs))
     found = 0
     while found < len(nodes):
         node = nodes[found]
@@ -218,7 +218,7 @@ def _is_new(node: Any, since: int, inputs: dict[tuple[Any, int], int]) -> bool:
     return bool(since <= number < 2**63)  # a leaf's node has the highest number there is
 
 
-class _Gathering:
+class _CallGradients:
     """Gathers what the hooks of one op see, and hands it over when all of them have run or the pass is over."""
 
     __slots__ = ("_inputs", "_listener", "_outputs", "_seen", "_sizes", "_waiting", "expected")

@@ -56,7 +56,7 @@ class Plan:
         tool, name, func = self.watchers[0], self.name, self.key
 
         def report(error: Exception) -> None:
-            guard.report(tool, OpCall(name, func, (), {}, where.here(1), STEPS.current), error)
+            guard.report(tool, OpCall(name, func, (), {}, where.here(), STEPS.current), error)
 
         self.shortcut = tool.shortcut(name, report, OTHERWISE)
 

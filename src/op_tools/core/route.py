@@ -55,7 +55,7 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         changers = [tool for tool in changers if _condition_holds(tool, plan.name, args, kwargs)]
         if not watchers and not changers:
             return func(*args, **kwargs)
-    call = OpCall(plan.name, func, args, kwargs, where.here(4, plan.print_stack), STEPS.current)
+    call = OpCall(plan.name, func, args, kwargs, where.here(plan.print_stack), STEPS.current)
     edges = None
     if plan.watches_gradients and torch.is_grad_enabled():
         edges = gradients.edges_of_inputs(args, kwargs)

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, dynamo, gradients, graphs, optimizers, where
+from op_tools.core import autograd_functions, dynamo, gradients, graphs, optimizers
 from op_tools.core.call import STEPS
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.plan import OTHERWISE, Plan
@@ -59,7 +59,7 @@ class Session:
     def add(self, tool: AnyWatcher) -> None:
         if tool.watches_gradients:
             helper = native.library()
-            for module in (gradients, where, tensors, tables):
+            for module in (gradients, tensors, tables):
                 module.choose_way(helper)
         self._tools.append(tool)
         self._refresh()

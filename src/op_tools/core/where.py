@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch.nn import Module
@@ -120,15 +120,6 @@ def pretended(where: Where) -> Iterator[None]:
         _pretended.pop()
 
 
-_find_frame: Callable[[dict[str, bool], CodeType], tuple[CodeType, int, Any] | None] | None = None
-
-
-def choose_way(helper: Any) -> None:
-    """With the C++ helper, or without (None)."""
-    global _find_frame
-    _find_frame = None if helper is None else helper.find_frame
-
-
 def for_helper() -> tuple[Any, ...]:
     """What the C++ helper needs to find a place and to have it formatted."""
     return _is_users_file, _CALLS_FORWARD, words, _paths, _pretended
@@ -140,45 +131,28 @@ def words(code: CodeType, instruction: int, module: Any) -> tuple[str, str]:
     return where.line(), where.module
 
 
-def here(depth: int, with_stack: bool = False) -> Where:
-    """The user's code that is running: the first frame above `depth` that is neither torch's nor ours."""
+def here(with_stack: bool = False) -> Where:
+    """The user's code that is running: the first frame that is neither torch's nor ours."""
     if _pretended:
         return _pretended[-1]
-    found = None if _find_frame is None or with_stack else _find_frame(_is_users_file, _CALLS_FORWARD)
-    if found is not None:
-        return Where(found[0], found[1], "" if found[2] is None else _path_of_module(found[2]), None)
-    try:
-        # C++ begins with our own frames: it must know their files
-        frame: FrameType | None = sys._getframe(depth if _find_frame is None else 0)
-    except ValueError:
-        return NOWHERE
-    users = _is_users_file
+    frame: FrameType | None = sys._getframe()  # with our own frames: the C++ helper must know their files, too
+    files = _is_users_file
     module: Any = None
-    while frame is not None:
+    users: FrameType | None = None
+    while frame is not None and (users is None or module is None):
         code = frame.f_code
-        users_own = users.get(code.co_filename)
-        if users_own is None:
-            users_own = users[code.co_filename] = not code.co_filename.startswith(_OWN_FOLDERS)
-        if users_own:
-            break
-        if module is None and code is _CALLS_FORWARD:
-            module = frame.f_locals.get("self")
+        if code is _CALLS_FORWARD:
+            module = frame.f_locals.get("self") if module is None else module  # the innermost
+        elif users is None:
+            is_users = files.get(code.co_filename)
+            if is_users is None:
+                is_users = files[code.co_filename] = not code.co_filename.startswith(_OWN_FOLDERS)
+            users = frame if is_users else None
         frame = frame.f_back
-    if frame is None:
+    if users is None:
         return NOWHERE
-    path = _path_of_module(module) if module is not None else _path_of_frame(frame)
-    stack = "".join(traceback.format_stack(frame)) if with_stack else None
-    return Where(frame.f_code, frame.f_lasti, path, stack)
-
-
-def _path_of_frame(frame: FrameType) -> str:
-    """The module whose forward a frame of user code is in, which may be a few calls further up."""
-    above: FrameType | None = frame.f_back
-    while above is not None:
-        if above.f_code is _CALLS_FORWARD:
-            return _path_of_module(above.f_locals.get("self"))
-        above = above.f_back
-    return ""
+    stack = "".join(traceback.format_stack(users)) if with_stack else None
+    return Where(users.f_code, users.f_lasti, "" if module is None else _path_of_module(module), stack)
 
 
 def _path_of_module(module: Any) -> str:

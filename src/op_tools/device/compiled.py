@@ -41,24 +41,14 @@ class Kernel:
             found = driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
             _check_driver(found, "cuModuleGetFunction")
         self._function = function.value
-        self.launcher = ctypes.cast(self._launch, pointer).value, self._function  # for the C++ helper
 
     def launch(self, blocks: int, threads: int, argument: Any, stream: int) -> None:
         """`argument` is an array of the address of the structure, which is copied right away."""
-        with self.made_current():
-            status = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, argument, None)
-        check_launch(status)
-
-    def made_current(self) -> contextlib.AbstractContextManager[Any]:
-        """Its device is the current one, or is made so."""
         is_current = torch.cuda.current_device() == self.device
-        return contextlib.nullcontext() if is_current else torch.cuda.device(self.device)
-
-
-def check_launch(status: int) -> None:
-    """Raises what cuLaunchKernel could not do."""
-    if status:
-        raise RuntimeError(f"cuLaunchKernel: CUDA error {status}")
+        with contextlib.nullcontext() if is_current else torch.cuda.device(self.device):
+            status = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, argument, None)
+        if status:
+            raise RuntimeError(f"cuLaunchKernel: CUDA error {status}")
 
 
 def is_cuda(device: torch.device) -> bool:

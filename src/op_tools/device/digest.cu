@@ -1,4 +1,4 @@
-// The digests of many tensors in one pass over each of them: what recording/digest.py computes in several, by the same
+// The digests of many tensors in one pass over each of them: what device/digest.py computes in several, by the same
 // rules. Compiled when it is first needed (compiled.py), so it includes nothing.
 //
 // A block digests one piece of one tensor. The block that is the last to finish one of a tensor puts its pieces
@@ -11,7 +11,7 @@ typedef unsigned long long uint64;
 #define PIECE 16384    // elements of a block
 #define SEGMENT 512    // elements that a warp goes over at once: no row begins inside of one
 #define SKETCH 4
-#define MOST 160       // tensors of one launch
+#define MAX_TENSORS 160       // tensors of one launch
 
 struct Item {
     uint64 length;       // elements
@@ -26,8 +26,8 @@ struct Table {
     uint64 weights;       // of the places in a row, as float: NARROW of them, then WIDE
     uint64 wide_weights;  // the same as double
     uint64 count;         // of tensors
-    uint64 pointers[MOST];
-    Item items[MOST];
+    uint64 pointers[MAX_TENSORS];
+    Item items[MAX_TENSORS];
 };
 
 enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, INT64, INT32, INT16, INT8, UINT8 };

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from op_tools.device.events import marker_of
+from op_tools.device.queues import queue_of
 
 NARROW, WIDE = 512, 4096  # elements in a row
 _LARGE = 65_536  # elements of a tensor from which its rows are wide: there are fewer of them for the host
@@ -60,9 +60,9 @@ class Weights:
         if key not in self._columns:
             places = torch.arange(width, dtype=torch.int64, device="cpu")
             self._columns[key] = _weights(places, 0).to(dtype).to(device)
-            marker = marker_of(device)
-            if marker is not None:  # other streams use them, too
-                marker.wait(marker.set())
+            queue = queue_of(device)
+            if queue is not None:  # other streams use them, too
+                queue.wait(queue.record())
         return self._columns[key]
 
     def of_rows(self, numbers: Tensor) -> tuple[Tensor, Tensor]:

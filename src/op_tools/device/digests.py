@@ -10,34 +10,47 @@ from __future__ import annotations
 import math
 import time
 from functools import cache, partial
-from typing import Any, Callable, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from op_tools.device import digest, digests_host
-from op_tools.device.chunks import KINDS, Chunk, chunks, plain
 from op_tools.device.compiled import CompileError, is_cuda, is_right
 from op_tools.device.digests_cuda import CudaDigests
-from op_tools.device.events import OnTheWay, stream_of
-from op_tools.device.staging import staged_as
+from op_tools.device.queues import Batch
+from op_tools.device.staging import Label, Receiver, received, staged_as
+from op_tools.device.tensor_groups import KINDS, TensorGroup, grouped, plain
 from op_tools.output.writer import Writer
 
-_LINES = 4096  # that gather on the device
-_LONGEST = 0.25  # seconds until they are fetched, so that little is lost when the program dies
-
-Label = Any
-# what was kept with the tensors, and which of the call's they are; a line for each: in the writer's thread
-Receiver = Callable[[list[tuple[Label, list[int]]], Tensor], None]
+_MAX_LINES = 4096  # that gather on the device
+_MAX_SECONDS = 0.25  # until they are fetched, so that little is lost when the program dies
 
 
 class _Kernel(Protocol):
-    def write(self, tensors: list[Tensor], chunk: Chunk, addresses: bytes | None, lines: Tensor, first: int) -> None:
-        """Puts the digests of the chunk's tensors into lines, from the first on."""
+    def write(
+        self, tensors: list[Tensor], group: TensorGroup, addresses: bytes | None, lines: Tensor, first: int
+    ) -> None:
+        """Puts the digests of the group's tensors into lines, from the first on."""
 
 
 def _kernel(device: torch.device, weights: digest.Weights) -> _Kernel:
     return CudaDigests(device, weights) if is_cuda(device) else digests_host.HostDigests()
+
+
+class _Lines(Batch):
+    """Digests that gather on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        with torch.inference_mode(False):
+            self.lines = torch.empty(_MAX_LINES, digest.LINE, dtype=torch.int64, device=device)
+        self.used = 0
+        self.labels: list[tuple[Label, list[int]]] = []
+        self.due = time.monotonic() + _MAX_SECONDS
+
+    def look(self) -> list[Tensor]:
+        return [self.lines[: self.used]]
 
 
 class Stage:
@@ -47,40 +60,32 @@ class Stage:
         self._writer = writer
         self._receive = receive
         self._device = device
-        self._in_its_stream = stream_of(device)
         self._kernel = _kernel(device, weights)
-        self._begin()
+        self._batch: _Lines | None = None
 
-    def _begin(self) -> None:
-        self._lines = torch.empty(_LINES, digest.LINE, dtype=torch.int64, device=self._device)
-        self._used = 0
-        self._labels: list[tuple[Label, list[int]]] = []
-        self._due = time.monotonic() + _LONGEST
-
-    def add(self, tensors: list[Tensor], chunk: Chunk, label: Label, addresses: bytes | None = None) -> None:
-        """Digests the chunk's tensors as they are now. `addresses`: of all tensors, where that is known."""
-        count = len(chunk.numbers)
-        if self._used + count > _LINES or time.monotonic() > self._due:
+    def add(self, tensors: list[Tensor], group: TensorGroup, label: Label, addresses: bytes | None = None) -> None:
+        """Digests the group's tensors as they are now. `addresses`: of all tensors, where that is known."""
+        count, batch = len(group.numbers), self._batch
+        if batch is not None and (batch.used + count > _MAX_LINES or time.monotonic() > batch.due):
             self.flush()
-        self._kernel.write(tensors, chunk, addresses, self._lines, self._used)
-        self._used += count
-        self._labels.append((label, chunk.numbers))
+            batch = None
+        if batch is None:
+            batch = self._batch = _Lines(self._device)
+        self._kernel.write(tensors, group, addresses, batch.lines, batch.used)
+        batch.used += count
+        batch.labels.append((label, group.numbers))
 
     def flush(self, to_the_end: bool = True) -> None:
         """Has all digests fetched and handed over."""
-        if self._used:
-            on_the_way = OnTheWay()
-            with self._in_its_stream():
-                lines = on_the_way.add(self._lines[: self._used])
-                on_the_way.mark(self._device)
-                labels = self._labels
-                self._begin()
-            self._writer.add(partial(self._read, labels, lines, on_the_way))
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.launch()
+            self._writer.add(partial(self._read, batch))
 
-    def _read(self, labels: list[tuple[Label, list[int]]], lines: Tensor, on_the_way: OnTheWay) -> None:
+    def _read(self, batch: _Lines) -> None:
         """In the writer's thread."""
-        on_the_way.wait()
-        self._receive(labels, lines)
+        for lines in received(batch):
+            self._receive(batch.labels, lines)
 
 
 # ---- whether it can be used ----------------------------------------------------------------------------------------
@@ -104,8 +109,8 @@ def _try_out(device: torch.device) -> None:
     writer = Writer("OpCapture")
     stage = Stage(device, writer, weights, lambda labels, lines: found.append(lines))
     with torch.no_grad():
-        for chunk in chunks(placed, range(len(placed))):
-            stage.add(placed, chunk, None)
+        for group in grouped(placed, range(len(placed))):
+            stage.add(placed, group, None)
     stage.flush()
     writer.close()
     for sample, line in zip(samples, torch.cat(found)):

@@ -1,6 +1,6 @@
 """Digests of tensors that lie in the host's memory, also where they are those of another device: the simulated one.
 
-The kernel is an operator of torch's with an implementation for the CPU (native/csrc/digest_operator.h), called like any
+The kernel is an operator of torch's with an implementation for the CPU (native/csrc/digests_host.h), called like any
 other: what a device makes of that, and in which stream, is up to the device.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from op_tools import native
-from op_tools.device.chunks import Chunk, plain
+from op_tools.device.tensor_groups import TensorGroup, plain
 
 
 class HostDigests:
@@ -24,11 +24,13 @@ class HostDigests:
         assert library is not None
         self._digest = library.digest
 
-    def write(self, tensors: list[Tensor], chunk: Chunk, addresses: bytes | None, lines: Tensor, first: int) -> None:
-        if not chunk.is_direct:
-            tensors = [_read_as(tensors[number], dtype) for number, dtype in zip(chunk.numbers, chunk.dtypes)]
-        elif len(tensors) != len(chunk.numbers):
-            tensors = [tensors[number] for number in chunk.numbers]
+    def write(
+        self, tensors: list[Tensor], group: TensorGroup, addresses: bytes | None, lines: Tensor, first: int
+    ) -> None:
+        if not group.is_direct:
+            tensors = [_read_as(tensors[number], dtype) for number, dtype in zip(group.numbers, group.dtypes)]
+        elif len(tensors) != len(group.numbers):
+            tensors = [tensors[number] for number in group.numbers]
         self._digest(tensors, lines, first)
 
 

@@ -16,11 +16,11 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-_CHUNK = 64 * 2**20
+_MAX_CHUNK_BYTES = 64 * 2**20
 ALIGNMENT = 64
 # Fresh memory costs so much that it is better to wait a little for some to be free again, once there is much in use.
-_MUCH = 256 * 2**20
-_PATIENCE = 0.1  # seconds
+_BYTES_IN_USE_TO_WAIT_AT = 256 * 2**20
+_MAX_SECONDS_TO_WAIT = 0.1  # seconds
 
 
 class Lease:
@@ -61,7 +61,7 @@ class HostMemory:
     def __init__(self, limit: int, is_writing: Callable[[], bool]) -> None:
         self._limit = limit
         self._is_writing = is_writing
-        self._chunk_size = max(min(_CHUNK, limit // 8), 2**16)
+        self._chunk_size = max(min(_MAX_CHUNK_BYTES, limit // 8), 2**16)
         self._chunks: list[_Chunk] = []
         self._current: _Chunk | None = None
         self._returned: deque[_Chunk] = deque()
@@ -83,18 +83,18 @@ class HostMemory:
             return Lease(chunk, start, length, self._returned)
 
     def _room(self, length: int, pinned: bool) -> _Chunk:
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _MAX_SECONDS_TO_WAIT
         while True:
             self._written.clear()
             waiting_helps = self._is_writing()
             self._take_back()
             chunk = self._with_room(length, pinned)
-            is_patient = self._total() >= _MUCH and time.monotonic() < until
+            is_patient = self._total() >= _BYTES_IN_USE_TO_WAIT_AT and time.monotonic() < until
             if chunk is None and not (waiting_helps and is_patient):
                 chunk = self._grown(length, pinned, not waiting_helps)
             if chunk is not None:
                 return chunk
-            self._written.wait(_PATIENCE)
+            self._written.wait(_MAX_SECONDS_TO_WAIT)
 
     def look_again(self) -> None:
         """Told by who has just let go of something."""

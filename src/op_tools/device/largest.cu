@@ -10,7 +10,7 @@ typedef unsigned long long uint64;
 #define THREADS 256
 #define PIECE 16384  // elements of a block
 #define AHEAD 8      // elements that a thread loads at once
-#define MOST 200     // tensors of one launch
+#define MAX_TENSORS 200     // tensors of one launch
 
 struct Item {
     uint64 pointer;
@@ -20,8 +20,8 @@ struct Item {
 struct Table {
     uint64 found;  // a float for each tensor, 0 at first
     uint64 count;  // of tensors
-    Item items[MOST];
-    uint32 first_block[MOST];  // of those that work on it
+    Item items[MAX_TENSORS];
+    uint32 first_block[MAX_TENSORS];  // of those that work on it
 };
 
 enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64 };

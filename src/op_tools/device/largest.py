@@ -11,76 +11,50 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from op_tools import native
-from op_tools.device.compiled import CompileError, Kernel, check_launch, is_cuda, is_right, kernel
-from op_tools.device.events import marker_of
+from op_tools.device.compiled import CompileError, Kernel, is_cuda, is_right, kernel
+from op_tools.device.queues import stream_number
 from op_tools.values.tensors import is_dense, with_memory
 
 # as in largest.cu
 _THREADS = 256
 _PIECE = 16_384
-_MOST = 200
+_MAX_TENSORS = 200
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
-_HEAD = struct.Struct("<QQ")
-_ITEM = struct.Struct("<QQ")
-_BLOCKS_AT = _HEAD.size + _MOST * _ITEM.size
-_TABLE_SIZE = _BLOCKS_AT + 4 * _MOST
-
-# items, first blocks, how many blocks: as they stand in the table
-Places = tuple[bytes, bytes, int]
+_HEAD = 2  # numbers before the items
+_BLOCKS_AT = 8 * (_HEAD + 2 * _MAX_TENSORS)
+_TABLE_SIZE = _BLOCKS_AT + 4 * _MAX_TENSORS
 
 
 def values(tensors: list[Tensor]) -> Tensor:
     """For each tensor, a float that nobody has read from the device yet. All are on one device, of dtypes above."""
     device = tensors[0].device
-    marker = marker_of(device)
-    stream = 0 if marker is None else marker.stream()
+    stream = stream_number(device)
     found = torch.zeros(len(tensors), dtype=torch.float32, device=device)
     kernel, address = _kernel(device.index), found.data_ptr()
-    for start in range(0, len(tensors), _MOST):
-        some = tensors[start : start + _MOST]
-        if not _launch_in_native(kernel, some, address + 4 * start, stream):
-            _launch(kernel, some, address + 4 * start, stream)
+    for start in range(0, len(tensors), _MAX_TENSORS):
+        some = tensors[start : start + _MAX_TENSORS]
+        _launch(kernel, some, address + 4 * start, stream)
     return found
-
-
-def _launch_in_native(kernel: Kernel, tensors: list[Tensor], found: int, stream: int) -> bool:
-    """In C++, where that is there. False where it is not, and where a tensor has gaps or lies nowhere."""
-    find = getattr(native.library(), "find_largest", None)
-    if find is None:
-        return False
-    with kernel.made_current():
-        status: int | None = find(tensors, found, _PIECE, _THREADS, *kernel.launcher, stream)
-    if status is None:
-        return False
-    check_launch(status)
-    return True
 
 
 def _launch(kernel: Kernel, tensors: list[Tensor], found: int, stream: int) -> None:
     copies: list[Tensor] = []  # that must be there until the launch
-    items, first_blocks, blocks = _places(tensors, copies)
-    table = ctypes.create_string_buffer(_TABLE_SIZE)
-    _HEAD.pack_into(table, 0, found, len(tensors))
-    view = memoryview(table).cast("B")
-    view[_HEAD.size : _HEAD.size + len(items)] = items
-    view[_BLOCKS_AT : _BLOCKS_AT + len(first_blocks)] = first_blocks
-    argument = (ctypes.c_void_p * 1)(ctypes.addressof(table))
-    kernel.launch(blocks, _THREADS, argument, stream)
-
-
-def _places(tensors: list[Tensor], copies: list[Tensor]) -> Places:
-    items, first_blocks, blocks = [], [], 0
+    items: list[int] = []
+    first_blocks: list[int] = []
+    blocks = 0
     for tensor in tensors:
-        dense = with_memory(tensor.detach())
-        if not is_dense(dense):
-            dense = dense.contiguous()
-        if dense.data_ptr() != tensor.data_ptr():
-            copies.append(dense)
-        items.append(_ITEM.pack(dense.data_ptr(), dense.numel() * 4 + _KINDS[dense.dtype]))
+        address, length = tensor.data_ptr(), tensor.numel()
+        if not address or not is_dense(tensor):
+            tensor = with_memory(tensor.detach()).contiguous()
+            copies.append(tensor)
+            address = tensor.data_ptr()
+        items += (address, length * 4 + _KINDS[tensor.dtype])
         first_blocks.append(blocks)
-        blocks += max(1, -(-dense.numel() // _PIECE))
-    return b"".join(items), struct.pack(f"<{len(first_blocks)}L", *first_blocks), blocks
+        blocks += -(-length // _PIECE) or 1
+    table = ctypes.create_string_buffer(_TABLE_SIZE)
+    struct.pack_into(f"<{_HEAD + len(items)}Q", table, 0, found, len(tensors), *items)
+    struct.pack_into(f"<{len(first_blocks)}L", table, _BLOCKS_AT, *first_blocks)
+    kernel.launch(blocks, _THREADS, (ctypes.c_void_p * 1)(ctypes.addressof(table)), stream)
 
 
 # ---- whether it can be used ----------------------------------------------------------------------------------------

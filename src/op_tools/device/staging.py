@@ -17,17 +17,18 @@ import torch
 from torch import Tensor
 
 from op_tools.device import digest
-from op_tools.device.digest import Rows, Sums, Weights
-from op_tools.device.events import OnTheWay, stream_of
+from op_tools.device.digest import Rows, Weights
+from op_tools.device.queues import Batch
+from op_tools.output import messages
 from op_tools.output.writer import Writer
 
-CAPACITY = 8 * 2**20  # bytes of a buffer, which a processor's cache holds
-_MOST_GROWTH = 16  # of a buffer on a device that works while the host goes on: it is best given much at once
+MIN_BUFFER_BYTES = 8 * 2**20  # which a processor's cache holds
+_MAX_GROWTH = 16  # of a buffer on a device that works while the host goes on: it is best given much at once
 _FAST = 50e9  # bytes a second: where the host sees that many digested, it did not wait for it
 _BUFFERS = 2  # one is filled while the other one is read
-_MOST_PARTS = 4096  # in a buffer
-_MOST_ROWS = 16_384  # that wait to be put together
-_WAIT = 0.05  # seconds between looks for a free buffer
+_MAX_LABELS = 4096  # in a buffer
+_MAX_ROWS_WAITING = 16_384  # to be put together
+_SECONDS_BETWEEN_LOOKS = 0.05  # for a free buffer
 
 # Where the elements of a dtype go without loss.
 _AS_FLOAT32 = ("float32", "bfloat16", "float16", "bool", "int8", "uint8", "int16", "uint16", "complex64", "complex32")
@@ -50,10 +51,10 @@ def staged_as(tensor: Tensor) -> torch.dtype | None:
 Kind = tuple[torch.device, torch.dtype, int]  # of a stage: its device, the dtype and the width of its rows
 
 
-class Chunk:
+class StagedTensors:
     """Tensors that are copied together: all that is the same each time they come."""
 
-    __slots__ = ("kind", "lengths", "numbers", "row_counts", "size", "tails")
+    __slots__ = ("kind", "lengths", "numbers", "row_counts", "rows", "tails")
 
     def __init__(self, kind: Kind, numbers: list[int], lengths: list[int]) -> None:
         width = kind[2]
@@ -61,7 +62,7 @@ class Chunk:
         self.numbers = numbers  # which tensors of the call
         self.lengths = lengths
         self.row_counts = [-(-length // width) for length in lengths]
-        self.size = sum(self.row_counts) * width  # elements that it takes in a buffer
+        self.rows = sum(self.row_counts)
         self.tails: list[tuple[int, int]] = []  # rows that are not full, and how many elements they have
         end = 0
         for length, count in zip(lengths, self.row_counts):
@@ -70,7 +71,7 @@ class Chunk:
                 self.tails.append((end - 1, length % width))
 
 
-def chunks(tensors: list[Tensor], numbers: Iterable[int]) -> Iterator[Chunk]:
+def grouped(tensors: list[Tensor], numbers: Iterable[int]) -> Iterator[StagedTensors]:
     """How these of the tensors are staged; those that cannot be are left out."""
     groups: dict[tuple[Kind, torch.dtype], list[tuple[int, int]]] = {}
     for number in numbers:
@@ -81,152 +82,184 @@ def chunks(tensors: list[Tensor], numbers: Iterable[int]) -> Iterator[Chunk]:
             kind = (tensor.device, dtype, digest.width(length))
             groups.setdefault((kind, tensor.dtype), []).append((number, length))
     for (kind, _), members in groups.items():
-        room = most = CAPACITY // kind[1].itemsize // 4  # what is much less than a buffer leaves little of it unused
+        # what is much less than a buffer leaves little of it unused
+        room = most = MIN_BUFFER_BYTES // kind[1].itemsize // 4
         together: list[int] = []
         lengths: list[int] = []
         for number, length in members:
             if together and length > room:
-                yield Chunk(kind, together, lengths)
+                yield StagedTensors(kind, together, lengths)
                 together, lengths, room = [], [], most
             together.append(number)
             lengths.append(length)
             room -= -(-length // kind[2]) * kind[2]
-        yield Chunk(kind, together, lengths)
+        yield StagedTensors(kind, together, lengths)
 
 
-# what is kept with a chunk until its digests are there, and who takes both then, in the writer's thread
+# what is kept with tensors until their digests are there; and who takes them then, in the writer's thread: labels with
+# the numbers of the call's tensors, and a line for each of these
 Label = Any
 Receiver = Callable[[list[tuple[Label, list[int]]], Tensor], None]
 
 
-class _Batch:
-    """What lies in a buffer: chunks, and at its ends perhaps parts of large tensors."""
+def received(batch: Batch) -> list[Tensor]:
+    """What a batch has found, in the writer's thread; nothing where the device's memory did not suffice."""
+    found = batch.numbers()
+    if found is None:
+        text = "OpCapture lost some statistics: the device is out of memory; training goes on"
+        messages.complain_once("digests", text=text)
+    return list(found or ())
 
-    __slots__ = ("ends_whole", "labels", "lengths", "row_counts", "rows", "starts_whole", "tails")
+
+class _Tensors:
+    """Which tensors the rows belong to; the last one may have more rows to come."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self.labels: list[tuple[Label, list[int]]] = []  # and which tensors of the call
+        self.labels: list[tuple[Label, list[int]]] = []
         self.lengths: list[int] = []
         self.row_counts: list[int] = []
-        self.tails: list[tuple[int, int]] = []
-        self.starts_whole = True
-        self.ends_whole = True
 
-    def add(self, label: Label, chunk: Chunk, width: int) -> None:
-        if chunk.tails:
-            self.tails.extend((self.rows + row, length) for row, length in chunk.tails)
-        self.rows += chunk.size // width
-        self.labels.append((label, chunk.numbers))
-        self.lengths.extend(chunk.lengths)
-        self.row_counts.extend(chunk.row_counts)
+    def add(self, other: _Tensors) -> None:
+        self.rows += other.rows
+        self.labels += other.labels
+        self.lengths += other.lengths
+        self.row_counts += other.row_counts
 
-    def add_part(self, label: Label, chunk: Chunk, width: int, start: int, length: int) -> None:
-        rows = -(-length // width)
-        self.rows += rows
-        if start:
-            self.starts_whole = False
-        else:
-            self.labels.append((label, chunk.numbers))
-        self.lengths.append(length)
-        self.row_counts.append(rows)
-        self.ends_whole = start + length == chunk.lengths[0]
-        if length % width:
-            self.tails.append((self.rows - 1, length % width))
+    def lacking(self) -> int:
+        """Rows that are not there; below 0, those whose tensor is not there yet."""
+        return sum(self.row_counts) - self.rows
+
+
+class _Buffer(Batch):
+    """Rows that are digested together."""
+
+    def __init__(self, memory: Tensor, width: int, of_rows: Callable[[Tensor], Rows]) -> None:
+        super().__init__(memory.device)
+        self.memory = memory
+        self.width = width  # of a row
+        self.tensors = _Tensors()
+        self.tails: dict[int, int] = {}  # rows that are not full, and how many elements they have
+        self._of_rows = of_rows
+
+    def room(self) -> int:
+        """In rows."""
+        return len(self.memory) // self.width - self.tensors.rows
+
+    def free(self, length: int) -> Tensor:
+        """So many elements behind what there is."""
+        start = self.tensors.rows * self.width
+        return self.memory[start : start + length]
+
+    def add(self, label: Label, staged: StagedTensors) -> None:
+        self.tails.update((self.tensors.rows + row, length) for row, length in staged.tails)
+        tensors = self.tensors
+        tensors.rows += staged.rows
+        tensors.labels.append((label, staged.numbers))
+        tensors.lengths += staged.lengths
+        tensors.row_counts += staged.row_counts
+
+    def look(self) -> list[Tensor]:
+        memory = self.rows()
+        rows = self._of_rows(memory[: self.tensors.rows])
+        tails = [torch.stack([memory[row] for row in self.tails])] if self.tails else []
+        return [rows.numbers, rows.bits, *tails]
+
+    def rows(self) -> Tensor:
+        return self.memory.view(-1, self.width)
 
 
 class Stage:
     """Gathers tensors of one kind from one stream."""
 
     def __init__(self, kind: Kind, writer: Writer, weights: Weights, receive: Receiver) -> None:
-        device, dtype, self._width = kind
-        self._in_its_stream = stream_of(device)
+        self._device, self._dtype, self._width = kind
         self._writer = writer
         self._receive = receive
         self._weights = weights
-        self._columns = weights.of_columns(device, torch.float64 if dtype is torch.int64 else dtype, self._width)
+        precision = torch.float64 if self._dtype is torch.int64 else self._dtype
+        self._columns = weights.of_columns(self._device, precision, self._width)
         self._host_columns = self._columns.cpu()
-        self._length = -(-CAPACITY // dtype.itemsize // self._width) * self._width  # of the next buffer
-        self._longest = self._length * _MOST_GROWTH
+        self._rows = -(-MIN_BUFFER_BYTES // self._dtype.itemsize // self._width)  # of the next buffer
+        self._max_rows = self._rows * _MAX_GROWTH
         self._free: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
-        self._dtype, self._device = dtype, device
         for _ in range(_BUFFERS):
-            self._free.put(self._new_buffer())
-        self._buffer = self._free.get()
-        self._room = self._length  # of this buffer
-        self._batch = _Batch()
+            self._free.put(self._new_memory())
+        self._buffer: _Buffer | None = None
         self._padding: dict[tuple[torch.dtype, int], Tensor] = {}
         self._lacks_kernels = False
-        self._waiting = _Waiting()  # in the writer's thread
+        # in the writer's thread: what waits for more
+        self._waiting = _Tensors()
+        self._waiting_rows: list[tuple[Rows, Tensor]] = []
 
-    def add(self, tensors: list[Tensor], chunk: Chunk, label: Label) -> None:
-        """Takes the chunk's tensors as they are now."""
-        start = self._batch.rows * self._width
-        if start + chunk.size > self._room or len(self._batch.labels) >= _MOST_PARTS:
-            if chunk.size > self._room:
-                self._add_in_parts(tensors[chunk.numbers[0]], chunk, label)
-                return
-            self.flush()
-            start = 0
-        if len(chunk.numbers) == 1:
-            tensor = _real(tensors[chunk.numbers[0]])
-            self._buffer[start : start + chunk.lengths[0]].view(tensor.shape).copy_(tensor)
+    def add(self, tensors: list[Tensor], staged: StagedTensors, label: Label) -> None:
+        """Takes the tensors as they are now."""
+        buffer = self._buffer_for(staged.rows)
+        if staged.rows > buffer.room():
+            self._add_in_parts(tensors[staged.numbers[0]], staged, label)
+            return
+        if len(staged.numbers) == 1:
+            tensor = _real(tensors[staged.numbers[0]])
+            buffer.free(staged.lengths[0]).view(tensor.shape).copy_(tensor)
         else:
-            self._copy([tensors[number] for number in chunk.numbers], chunk, start)
-        self._batch.add(label, chunk, self._width)
+            self._copy([tensors[number] for number in staged.numbers], staged, buffer.free(staged.rows * self._width))
+        buffer.add(label, staged)
 
-    def _copy(self, tensors: list[Tensor], chunk: Chunk, start: int) -> None:
+    def _buffer_for(self, rows: int) -> _Buffer:
+        """One with room for so many rows, if any has."""
+        if self._buffer is not None:
+            is_full = len(self._buffer.tensors.labels) >= _MAX_LABELS
+            if not is_full and rows <= self._buffer.room():
+                return self._buffer
+            if is_full or not self._buffer.room() or rows * self._width <= len(self._buffer.memory):
+                self.flush()
+        if self._buffer is None:
+            self._buffer = _Buffer(self._free_memory(), self._width, self._digested)
+        return self._buffer
+
+    def _copy(self, tensors: list[Tensor], staged: StagedTensors, memory: Tensor) -> None:
         dtype = tensors[0].dtype
         if dtype in _JOINED:
             flat: list[Tensor] = []
-            for tensor, length in zip(tensors, chunk.lengths):
+            for tensor, length in zip(tensors, staged.lengths):
                 flat.append(tensor.reshape(-1))
                 unused = -length % self._width
                 if unused:
                     flat.append(self._pad(dtype, unused))
-            torch.cat(flat, out=self._buffer[start : start + chunk.size])
+            torch.cat(flat, out=memory)
         else:
-            for tensor, length, rows in zip(map(_real, tensors), chunk.lengths, chunk.row_counts):
-                self._buffer[start : start + length].view(tensor.shape).copy_(tensor)
+            start = 0
+            for tensor, length, rows in zip(map(_real, tensors), staged.lengths, staged.row_counts):
+                memory[start : start + length].view(tensor.shape).copy_(tensor)
                 start += rows * self._width
 
-    def _add_in_parts(self, tensor: Tensor, chunk: Chunk, label: Label) -> None:
+    def _add_in_parts(self, tensor: Tensor, staged: StagedTensors, label: Label) -> None:
         """A tensor that is larger than a buffer fills one after the other."""
         flat = _real(tensor).reshape(-1)
-        start = 0
-        while start < len(flat):
-            used = self._batch.rows * self._width
-            if used == self._room:
-                self.flush()
-                used = 0
-            part = flat[start : start + self._room - used]
-            self._buffer[used : used + len(part)].copy_(part)
-            self._batch.add_part(label, chunk, self._width, start, len(part))
-            start += len(part)
+        while len(flat):
+            buffer = self._buffer_for(-(-len(flat) // self._width))
+            part, flat = flat[: buffer.room() * self._width], flat[buffer.room() * self._width :]
+            buffer.free(len(part)).copy_(part)
+            buffer.tensors.rows += -(-len(part) // self._width)
+        buffer.tensors.rows -= staged.rows
+        buffer.add(label, staged)
 
     def _pad(self, dtype: torch.dtype, length: int) -> Tensor:
         padding = self._padding.get((dtype, length))
         if padding is None:
-            padding = torch.zeros(length, dtype=dtype, device=self._buffer.device)
-            self._padding[dtype, length] = padding
+            padding = self._padding[dtype, length] = torch.zeros(length, dtype=dtype, device=self._device)
         return padding
 
     def flush(self, to_the_end: bool = False) -> None:
         """Has the digests made of all that was gathered; `to_the_end`, and handed over."""
-        batch, self._batch = self._batch, _Batch()
-        if batch.labels or not batch.starts_whole:
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
             began = time.perf_counter()
-            buffer, on_the_way = self._buffer.view(-1, self._width), OnTheWay()
-            with self._in_its_stream(), torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
-                rows = self._digested(buffer[: batch.rows])
-                rows = Rows(on_the_way.add(rows.numbers), on_the_way.add(rows.bits))
-                tails = on_the_way.add(torch.stack([buffer[row] for row, _ in batch.tails])) if batch.tails else None
-                on_the_way.mark(buffer.device)
-            if batch.rows * self._width * buffer.element_size() > _FAST * (time.perf_counter() - began):
-                self._length = min(2 * self._length, self._longest)
-            self._writer.add(partial(self._read, batch, self._buffer, on_the_way, rows, tails))
-            self._buffer = self._free_buffer()
-            self._room = len(self._buffer)
+            buffer.launch()
+            size = buffer.tensors.rows * self._width * self._dtype.itemsize
+            if size > _FAST * (time.perf_counter() - began):
+                self._rows = min(2 * self._rows, self._max_rows)
+            self._writer.add(partial(self._read, buffer))
         if to_the_end:
             self._writer.add(self._hand_over)
 
@@ -238,99 +271,70 @@ class Stage:
                 self._lacks_kernels = True
         return digest.of_rows(rows.cpu(), self._host_columns)
 
-    def _free_buffer(self) -> Tensor:
+    def _free_memory(self) -> Tensor:
         while True:
             try:
-                buffer = self._free.get(timeout=_WAIT)
+                memory = self._free.get(timeout=_SECONDS_BETWEEN_LOOKS)
             except queue.Empty:
                 if not self._writer.is_broken and self._writer.is_busy():
                     continue
-                return self._new_buffer()
-            return buffer if len(buffer) == self._length else self._new_buffer()
+                return self._new_memory()
+            return memory if len(memory) == self._rows * self._width else self._new_memory()
 
-    def _new_buffer(self) -> Tensor:
+    def _new_memory(self) -> Tensor:
         with torch.inference_mode(False):  # or it could be filled in that mode only
-            return torch.empty(self._length, dtype=self._dtype, device=self._device)
+            return torch.empty(self._rows * self._width, dtype=self._dtype, device=self._device)
 
     # -- in the writer's thread ---------------------------------------------------------------------------------------
 
-    def _read(self, batch: _Batch, buffer: Tensor, on_the_way: OnTheWay, rows: Rows, tails: Tensor | None) -> None:
+    def _read(self, buffer: _Buffer) -> None:
         try:
-            on_the_way.wait()
-            rows, bad = self._corrected(batch, buffer.view(-1, self._width), rows, tails)
+            found = received(buffer)
+            if found:
+                self._waiting_rows.append(self._corrected(buffer, Rows(*found[:2]), *found[2:]))
+                self._waiting.add(buffer.tensors)
         finally:
-            self._free.put(buffer)
-        self._waiting.add(batch, rows, bad)
-        if self._waiting.count >= _MOST_ROWS:
+            self._free.put(buffer.memory)
+        if self._waiting.rows >= _MAX_ROWS_WAITING:
             self._hand_over()
 
-    def _corrected(self, batch: _Batch, buffer: Tensor, rows: Rows, tails: Tensor | None) -> tuple[Rows, Tensor | None]:
-        """With what is right for rows that have ends, NaN or infinities in them; and how many of these."""
-        lengths = dict(batch.tails)
+    def _corrected(self, buffer: _Buffer, rows: Rows, tails: Tensor | None = None) -> tuple[Rows, Tensor]:
+        """With what is right for rows that have ends, NaN or infinities in them; and how many of these each has."""
         if tails is not None:
-            places = torch.tensor(list(lengths), device="cpu")
-            ends = digest.of_ends(tails, torch.tensor(list(lengths.values()), device="cpu"), self._host_columns)
+            places = torch.tensor(list(buffer.tails), device="cpu")
+            lengths = torch.tensor(list(buffer.tails.values()), device="cpu")
+            ends = digest.of_ends(tails, lengths, self._host_columns)
             rows.numbers[:, places] = ends.numbers
             rows.bits[places] = ends.bits
+        bad = torch.zeros(2, buffer.tensors.rows, dtype=torch.int64, device="cpu")
         difficult = digest.difficult(rows)
-        if not len(difficult):
-            return rows, None
-        again, bad = self._looked_at_again(buffer, difficult, lengths)
-        rows = Rows(rows.numbers.double(), rows.bits)
-        rows.numbers[:, difficult] = again.numbers.cpu()
-        rows.bits[difficult] = again.bits.cpu()
-        counts = torch.zeros(2, batch.rows, dtype=torch.int64, device="cpu")
-        counts[:, difficult] = bad.cpu()
-        return rows, counts
+        if len(difficult):
+            again, counts = self._looked_at_again(buffer, difficult)
+            rows = Rows(rows.numbers.double(), rows.bits)
+            rows.numbers[:, difficult] = again.numbers.cpu()
+            rows.bits[difficult] = again.bits.cpu()
+            bad[:, difficult] = counts.cpu()
+        return rows, bad
 
-    def _looked_at_again(self, buffer: Tensor, places: Tensor, ends: dict[int, int]) -> tuple[Rows, Tensor]:
-        rows = buffer[places.to(buffer.device)]
-        lengths = torch.tensor([ends.get(place, self._width) for place in places.tolist()], device="cpu")
+    def _looked_at_again(self, buffer: _Buffer, places: Tensor) -> tuple[Rows, Tensor]:
+        rows = buffer.rows()[places.to(self._device)]
+        lengths = torch.tensor([buffer.tails.get(place, self._width) for place in places.tolist()], device="cpu")
         try:
             return digest.of_difficult_rows(rows, lengths, self._columns)
         except (NotImplementedError, RuntimeError, TypeError):  # a device without double precision
             return digest.of_difficult_rows(rows.cpu(), lengths, self._host_columns)
 
     def _hand_over(self) -> None:
-        waiting = self._waiting
-        if waiting.labels and waiting.ends_whole:
-            self._waiting = _Waiting()
-            self._receive(waiting.labels, digest.lines(waiting.sums(self._weights)))
-
-
-class _Waiting:
-    """Rows of several buffers, until there are enough of them, and the last tensor is whole."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.labels: list[tuple[Label, list[int]]] = []
-        self.ends_whole = True
-        self._lengths: list[int] = []
-        self._row_counts: list[int] = []
-        self._rows: list[Rows] = []
-        self._bad: list[Tensor | None] = []
-
-    def add(self, batch: _Batch, rows: Rows, bad: Tensor | None) -> None:
-        lengths, row_counts = batch.lengths, batch.row_counts
-        if not batch.starts_whole:
-            self._lengths[-1] += lengths[0]
-            self._row_counts[-1] += row_counts[0]
-            lengths, row_counts = lengths[1:], row_counts[1:]
-        self.count += batch.rows
-        self.labels += batch.labels
-        self.ends_whole = batch.ends_whole
-        self._lengths += lengths
-        self._row_counts += row_counts
-        self._rows.append(rows)
-        self._bad.append(bad)
-
-    def sums(self, weights: Weights) -> Sums:
-        rows = Rows(torch.cat([one.numbers for one in self._rows], 1), torch.cat([one.bits for one in self._rows]))
-        bad = None
-        if any(one is not None for one in self._bad):
-            none = [torch.zeros(2, len(one.bits), dtype=torch.int64, device="cpu") for one in self._rows]
-            bad = torch.cat([zeros if one is None else one for one, zeros in zip(self._bad, none)], 1)
-        return digest.sums(rows, bad, self._lengths, self._row_counts, weights)
+        tensors, found = self._waiting, self._waiting_rows
+        if not tensors.labels or tensors.lacking() < 0:
+            return
+        self._waiting, self._waiting_rows = _Tensors(), []
+        if tensors.lacking() > 0:
+            return  # a part was lost
+        rows = Rows(torch.cat([one.numbers for one, _ in found], 1), torch.cat([one.bits for one, _ in found]))
+        bad = torch.cat([counts for _, counts in found], 1)
+        sums = digest.sums(rows, bad, tensors.lengths, tensors.row_counts, self._weights)
+        self._receive(tensors.labels, digest.lines(sums))
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def _loaded() -> Any | None:
         return load(_LIBRARY.path())
     except (NativeError, ImportError) as error:
         reason = str(error).partition("\n")[0]
-        messages.complain(f"the tools go on without their fast path, which is slower and no different: {reason}")
+        messages.complain(f"C++ fast path unavailable ({reason}); using Python: same results, slower")
         return None
 
 

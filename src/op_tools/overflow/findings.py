@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from op_tools.output import tables
-from op_tools.overflow.checks import Record, there
+from op_tools.overflow.calls import CheckedCall, there
 from op_tools.overflow.statistics import Statistics, statistics
 from op_tools.values import trees
 from op_tools.values.tensors import version_of
 
-_MOST_ROWS = 20  # of the summary
+_MAX_ROWS = 20  # of the summary
 _ABOUT_TENSOR = ("name", "shape", "stride", "dtype", "device", "value")
 _ABOUT_NUMBERS = ("min", "max", "mean", "std", "norm", "nan", "inf", "first_bad")
 _SUMMARY = ("name", "phase", "what", "calls", "step", "forward_id", "module", "where")
@@ -39,9 +39,9 @@ class Finding:
         return f"{self.name} {self.what}, {self.phase}, step {self.step}, forward_id {self.forward_id}, {place}"
 
 
-def finding(record: Record, what: str) -> Finding:
+def finding(checked: CheckedCall, what: str) -> Finding:
     """A call in words: its tensors may go."""
-    call, phase = record.call, "forward" if record.gradients is None else "backward"
+    call, phase = checked.call, "forward" if checked.gradients is None else "backward"
     return Finding(call.name, phase, what, call.id, call.step, call.where.module, call.where.line())
 
 
@@ -59,7 +59,7 @@ class Findings:
 
     def table(self) -> str:
         """In the order in which they first occurred."""
-        rows = [_summary_row(one, self.calls[kind]) for kind, one in list(self.first.items())[:_MOST_ROWS]]
+        rows = [_summary_row(one, self.calls[kind]) for kind, one in list(self.first.items())[:_MAX_ROWS]]
         left = len(self.first) - len(rows)
         return tables.table(_SUMMARY, rows) + (f"\n… and {left} more kinds" if left else "")
 
@@ -72,16 +72,16 @@ def _summary_row(one: Finding, calls: int) -> tuple[str, ...]:
 class Tensors:
     """The tensors of one call with their statistics, as far as they are still there, and as they were at the call."""
 
-    def __init__(self, record: Record) -> None:
-        self._name = record.call.name
+    def __init__(self, checked: CheckedCall) -> None:
+        self._name = checked.call.name
         self._rows: list[tuple[str, ...]] = []
-        if record.gradients is None:
-            self._add("inputs", _inputs(record))
-            self._add("outputs", _outputs(record))
-            self._add("inputs", _changed(record))
+        if checked.gradients is None:
+            self._add("inputs", _inputs(checked))
+            self._add("outputs", _outputs(checked))
+            self._add("inputs", _changed(checked))
         else:
-            self._add("grad_outputs", _gradients(record.gradients[0]))
-            self._add("grad_inputs", _gradients(record.gradients[1]))
+            self._add("grad_outputs", _gradients(checked.gradients[0]))
+            self._add("grad_inputs", _gradients(checked.gradients[1]))
 
     def table(self) -> str:
         return tables.table((*_ABOUT_TENSOR, *_ABOUT_NUMBERS), self._rows)
@@ -98,26 +98,26 @@ class Tensors:
 # -- places, values, and the versions that the values had; None where that is not known --------------------------------
 
 
-def _inputs(record: Record) -> Iterator[tuple[str, Any, int | None]]:
-    call = record.call
-    args, kwargs, versions = record.inputs or (call.args, call.kwargs, record.versions)
+def _inputs(checked: CheckedCall) -> Iterator[tuple[str, Any, int | None]]:
+    call = checked.call
+    args, kwargs, versions = checked.inputs or (call.args, call.kwargs, checked.versions)
     left = iter(versions)
     for place, value in trees.arguments(args, kwargs):
         yield place, value, next(left, None) if isinstance(value, (Tensor, weakref.ref)) else None
 
 
-def _outputs(record: Record) -> Iterator[tuple[str, Any, int | None]]:
-    versions = _made_versions(record)
-    for place, value in trees.results(record.call.result):
+def _outputs(checked: CheckedCall) -> Iterator[tuple[str, Any, int | None]]:
+    versions = _made_versions(checked)
+    for place, value in trees.results(checked.call.result):
         yield place, value, versions.get(id(there(value)))
 
 
-def _changed(record: Record) -> Iterator[tuple[str, Any, int | None]]:
+def _changed(checked: CheckedCall) -> Iterator[tuple[str, Any, int | None]]:
     """Inputs that the call changed and did not return."""
-    returned = {id(there(value)) for _, value in trees.results(record.call.result)}
-    changed = {id(there(one)) for one in record.changed} - returned
-    versions = _made_versions(record)
-    for place, value in trees.arguments(record.call.args, record.call.kwargs) if changed else ():
+    returned = {id(there(value)) for _, value in trees.results(checked.call.result)}
+    changed = {id(there(one)) for one in checked.changed} - returned
+    versions = _made_versions(checked)
+    for place, value in trees.arguments(checked.call.args, checked.call.kwargs) if changed else ():
         if id(there(value)) in changed:
             yield f"{place} afterwards", value, versions.get(id(there(value)))
 
@@ -127,8 +127,8 @@ def _gradients(gradients: list[Any]) -> Iterator[tuple[str, Any, int | None]]:
         yield place, value, None
 
 
-def _made_versions(record: Record) -> dict[int, int | None]:
-    return {id(one): version for one, version in zip(record.results(), record.made_versions)}
+def _made_versions(checked: CheckedCall) -> dict[int, int | None]:
+    return {id(one): version for one, version in zip(checked.results(), checked.made_versions)}
 
 
 def _as_it_was(value: Any, version: int | None) -> tuple[Any, str]:

@@ -18,11 +18,12 @@ that nothing has changed by then, and `dump` holds inputs until backward.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Union
 
 import torch
@@ -36,32 +37,30 @@ from op_tools.core.modes import with_modes_aside
 from op_tools.core.tool import Tool
 from op_tools.errors import OverflowFound, StopTraining
 from op_tools.output import messages, paths, tables
-from op_tools.overflow.checks import Checks, Flow, Record, is_made, made_by, worse
+from op_tools.overflow.calls import CheckedCall, Flow, is_made, made_by, worse
+from op_tools.overflow.checks import Checks
 from op_tools.overflow.findings import Finding, Findings, Tensors, finding
 from op_tools.overflow.finite import is_intact
 from op_tools.overflow.intent import Intent
 from op_tools.storage import store
 from op_tools.values import trees
 from op_tools.values.tensors import (
-    TENSORS,
     aliases_of,
-    inputs_of,
     requires_grad,
-    size_of,
     tensors_in,
     version_of,
     versions_of,
 )
 
-_MOST_CALLS = 64  # whose results are looked at together
-_MOST_SHOWN = 10  # calls with their tables; the others are counted
+_MAX_CALLS = 64  # whose results are looked at together
+_MAX_SHOWN = 10  # calls with their tables; the others are counted
 
 _CAME_IN = "was given NaN that no op made"
 _FROM_OUTSIDE = "it was in the data, in a parameter, or in memory that nobody had written to"
 _FROM_BETWEEN = "it arose where gradients are summed up, in an op that is not watched, or was given to backward"
 
 
-class OpOverflowCheck(Tool[Union[Intent, Record], Flow]):
+class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
     """Finds the first NaN or Inf, forward or backward. The action is continue, stop (raise OverflowFound) or dump."""
 
     hook = "OpOverflowCheckHook"
@@ -96,7 +95,7 @@ class OpOverflowCheck(Tool[Union[Intent, Record], Flow]):
         if self.verbose == 2:
             self._checks = Checks(self._judge, self._show_call, 1, patient=True)
         else:
-            self._checks = Checks(self._judge, None, _MOST_CALLS, patient=self._action != "continue")
+            self._checks = Checks(self._judge, None, _MAX_CALLS, patient=self._action != "continue")
 
     def stopped(self) -> None:
         self._is_stopping = True
@@ -126,14 +125,14 @@ class OpOverflowCheck(Tool[Union[Intent, Record], Flow]):
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def before(self, call: OpCall) -> Intent | Record:
+    def before(self, call: OpCall) -> Intent | CheckedCall:
         intent = self._intents.get(call.name)
         if intent is not None and intent.is_plain and "out" not in call.kwargs and self._action != "dump":
             return intent
         with self._lock:
             return self._before_change(call, intent)
 
-    def _before_change(self, call: OpCall, intent: Intent | None) -> Record:
+    def _before_change(self, call: OpCall, intent: Intent | None) -> CheckedCall:
         """What a call that may change its inputs is given is noted, and looked at, before it runs."""
         if intent is None:
             # nobody knows yet which tensors it will change
@@ -141,113 +140,115 @@ class OpOverflowCheck(Tool[Union[Intent, Record], Flow]):
             intent = self._intents[call.name] = Intent(call.name, call.func)
         elif intent.reads_back:
             self._checks.flush()
-        record = Record(call, intent)
-        _note_inputs(record)
+        checked = CheckedCall(call, intent)
+        _note_inputs(checked)
         targets, silent = intent.targets(call)
         if self._action == "dump":
-            record.inputs = _kept(record, targets)
+            checked.inputs = _kept(checked, targets)
         if targets:
-            record.changed, record.is_silent = tuple(targets), silent
+            checked.changed, checked.is_silent = tuple(targets), silent
             matters = not intent.overwrites and "out" not in call.kwargs
-            record.together = self._checks.will_change(targets, matters)
-        return record
+            checked.together = self._checks.will_change(targets, matters)
+        return checked
 
-    def after(self, call: OpCall, state: Intent | Record) -> Flow | None:
+    def after(self, call: OpCall, state: Intent | CheckedCall) -> Flow | None:
         result = call.result
-        record: Record | None
+        checked: CheckedCall | None
         if isinstance(state, Intent):
-            intent, record = state, None
+            intent, checked = state, None
             for value in call.args:
                 if value is result:
                     return None  # it did nothing
         else:
-            record, intent = state, state.intent
+            checked, intent = state, state.intent
             if intent.is_strange:
-                self._learn(record)
+                self._learn(checked)
         if intent.is_view and _are_views(call):
             is_over = intent.is_reshape or not _requires_grad(result)
-            return None if is_over else Flow(intent, None if record is None else record.inputs)
-        if record is None:
-            record = Record(call, intent)
-            _note_inputs(record)
+            return None if is_over else Flow(intent, None if checked is None else checked.inputs)
+        if checked is None:
+            checked = CheckedCall(call, intent)
+            _note_inputs(checked)
         with self._lock:
             self._calls += 1
             if not intent.result_is_unknown:
                 is_one = type(result) is Tensor
                 results = (result,) if is_one else tensors_in((result,))
                 if result.requires_grad if is_one else any(map(requires_grad, results)):
-                    record.flow = Flow(intent, record.inputs)
-                self._checks.add(record, made_by(results, record.changed) if record.changed else results)
+                    checked.flow = Flow(intent, checked.inputs)
+                self._checks.add(checked, made_by(results, checked.changed) if checked.changed else results)
             if intent.reads_back:
                 self._checks.read(wait=False)
-        return record.flow
+        return checked.flow
 
-    def _learn(self, record: Record) -> None:
+    def _learn(self, checked: CheckedCall) -> None:
         """Sees what a function of others has changed."""
-        call = record.call
+        call = checked.call
         tensors = tensors_in((*call.args, call.kwargs))
-        changed = [one for one, version in zip(tensors, record.versions) if version_of(one) != version]
-        if changed and not record.changed:
-            record.changed = tuple(changed)
-            record.intent.learn(call, changed)
+        changed = [one for one, version in zip(tensors, checked.versions) if version_of(one) != version]
+        if changed and not checked.changed:
+            checked.changed = tuple(changed)
+            checked.intent.learn(call, changed)
 
     # -- backward, in autograd's threads ------------------------------------------------------------------------------
 
     def flowed(self, call: OpCall, state: Flow, gradients: Gradients) -> None:
         left, made = aliases_of(gradients.inputs, gradients.outputs)
-        record = Record(call, state.intent)
-        record.gradients, record.flow, record.inputs = (gradients.outputs, left, made), state, state.inputs
+        checked = CheckedCall(call, state.intent)
+        checked.gradients, checked.flow, checked.inputs = (gradients.outputs, left, made), state, state.inputs
         state.inputs = None  # a loss that the program keeps would keep them all
         with self._lock:
-            self._checks.add(record, made, backward=True)
+            self._checks.add(checked, made, backward=True)
 
     # -- judgement ----------------------------------------------------------------------------------------------------
 
-    def _judge(self, record: Record) -> None:
+    def _judge(self, checked: CheckedCall) -> None:
         """Says of a call that has made NaN or Inf where that comes from, now that it is known what it was given."""
-        made, given = record.made, record.given
-        host = _on_host(record.call) if record.gradients is None else 0.0
-        if is_made(made, worse(given, host)) and not record.intent.brings_data:
-            self._fault(record)
-        elif record.gradients is not None:
-            if record.is_fresh:
+        made, given = checked.made, checked.given
+        host = _on_host(checked.call) if checked.gradients is None else 0.0
+        if is_made(made, worse(given, host)) and not checked.intent.brings_data:
+            self._fault(checked)
+        elif checked.gradients is not None:
+            if checked.is_fresh:
                 kind = "NaN" if math.isnan(given) else "Inf"
-                self._note(record, _CAME_IN.replace("NaN", f"gradients with {kind}"), _FROM_BETWEEN)
-        elif math.isnan(host) or (math.isnan(given) and record.is_fresh) or (math.isnan(made) and math.isfinite(given)):
-            self._note(record, _CAME_IN, _FROM_OUTSIDE)
+                self._note(checked, _CAME_IN.replace("NaN", f"gradients with {kind}"), _FROM_BETWEEN)
+        elif (
+            math.isnan(host) or (math.isnan(given) and checked.is_fresh) or (math.isnan(made) and math.isfinite(given))
+        ):
+            self._note(checked, _CAME_IN, _FROM_OUTSIDE)
 
-    def _note(self, record: Record, what: str, remark: str) -> None:
+    def _note(self, checked: CheckedCall, what: str, remark: str) -> None:
         """NaN that no op made. After a fault it is what became of that."""
         if self._faults.first:
             return
         if not self._came_in.first:
-            self._show(record, what, f": {remark}")
-        self._came_in.add(finding(record, what))
+            self._show(checked, what, f": {remark}")
+        self._came_in.add(finding(checked, what))
 
-    def _fault(self, record: Record) -> None:
-        source = "gradients" if record.gradients is not None else "inputs"
-        source = "infinities" if math.isinf(record.given) else f"finite {source}"
-        what = f"made {'NaN' if math.isnan(record.made) else 'Inf'} out of {source}"
-        step = record.call.step
-        if step not in self._shown_in and len(self._shown_in) < _MOST_SHOWN:
+    def _fault(self, checked: CheckedCall) -> None:
+        source = "gradients" if checked.gradients is not None else "inputs"
+        source = "infinities" if math.isinf(checked.given) else f"finite {source}"
+        what = f"made {'NaN' if math.isnan(checked.made) else 'Inf'} out of {source}"
+        step = checked.call.step
+        if step not in self._shown_in and len(self._shown_in) < _MAX_SHOWN:
             self._shown_in.add(step)
-            self._show(record, what, "")
+            self._show(checked, what, "")
             if self._action == "dump":
-                self._dump(record)
-        one = finding(record, what)
+                self._dump(checked)
+        one = finding(checked, what)
         self._faults.add(one)
         if self._action == "stop" and not self._is_stopping:
             self._has_raised = True
             raise OverflowFound(f"OpOverflowCheck: {one}")
 
-    def _dump(self, record: Record) -> None:
+    def _dump(self, checked: CheckedCall) -> None:
         """Saves what a call was given, as it was before it, and what it made of it; in the layout of OpCapture."""
-        call = record.call
+        call = checked.call
         when = paths.timestamp()
         folder = paths.capture_folder(self.out, call.name, call.id, when)
         details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
         try:
-            for part, args, kwargs in _parts(record):
+            for part, args, kwargs in _parts(checked):
                 store.save(folder, part, call.name, args, kwargs, f"{os.getpid()}/{call.id}/{when}/{part}", details)
         except OSError as error:
             messages.complain(f"{folder} cannot be written ({error.strerror}): OpOverflowCheck goes on without it")
@@ -257,17 +258,17 @@ class OpOverflowCheck(Tool[Union[Intent, Record], Flow]):
 
     # -- output -------------------------------------------------------------------------------------------------------
 
-    def _show(self, record: Record, what: str, remark: str) -> None:
+    def _show(self, checked: CheckedCall, what: str, remark: str) -> None:
         if self.verbose < 1:
             return
-        one = finding(record, what)
+        one = finding(checked, what)
         text = f"OpOverflowCheck: {one.name} {what}, {one.phase}, step {one.step}{remark}"
         if self.verbose == 1:  # else the call has been shown
-            text = f"\n\n\n{text}\n{tables.heading(record.call)}\n{Tensors(record).table()}\n"
+            text = f"\n\n\n{text}\n{tables.heading(checked.call)}\n{Tensors(checked).table()}\n"
         messages.say(text)
 
-    def _show_call(self, record: Record) -> None:
-        messages.say(f"\n\n\n{tables.heading(record.call)}\n{Tensors(record).table()}\n")
+    def _show_call(self, checked: CheckedCall) -> None:
+        messages.say(f"\n\n\n{tables.heading(checked.call)}\n{Tensors(checked).table()}\n")
 
     def _sum_up(self) -> None:
         if self.verbose < 1 or not self._calls:
@@ -282,19 +283,19 @@ class OpOverflowCheck(Tool[Union[Intent, Record], Flow]):
             messages.say(f"OpOverflowCheck: NaN or Inf that no op made\n{self._came_in.table()}")
 
 
-def _parts(record: Record) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+def _parts(checked: CheckedCall) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     """What is saved of a call: what has been changed since is left out."""
-    if record.inputs is not None:
-        args, kwargs, versions = record.inputs
+    if checked.inputs is not None:
+        args, kwargs, versions = checked.inputs
         if all(map(is_intact, tensors_in((*args, kwargs)), versions)):
             yield "input", args, kwargs
-    if record.gradients is not None:
-        yield "grad_outputs", tuple(record.gradients[0]), {}
-        yield "grad_inputs", tuple(record.gradients[1]), {}
+    if checked.gradients is not None:
+        yield "grad_outputs", tuple(checked.gradients[0]), {}
+        yield "grad_inputs", tuple(checked.gradients[1]), {}
     elif all(
-        one is not None and is_intact(one, version) for one, version in zip(record.results(), record.made_versions)
+        one is not None and is_intact(one, version) for one, version in zip(checked.results(), checked.made_versions)
     ):
-        yield "output", (record.call.result,), {}
+        yield "output", (checked.call.result,), {}
 
 
 def _on_host(call: OpCall) -> float:
@@ -323,47 +324,20 @@ def _are_views(call: OpCall) -> bool:
     return bool(results) and all(one._base is root or one is base for one in results)
 
 
-def _note_inputs(record: Record) -> None:
+def _note_inputs(checked: CheckedCall) -> None:
     """Notes the versions of all input tensors, and how many bytes of them may be held by nobody else."""
-    call = record.call
-    noted = inputs_of(call.args, call.kwargs)
-    if noted is not None:
-        record.versions, record.size = noted
-        return
-    versions: list[int | None] = []
-    record.versions = versions
-    try:
-        record.size = _note(call.args, versions)
-        if call.kwargs:
-            record.size += _note(call.kwargs.values(), versions)
-    except RuntimeError:  # inference tensors have no version, sparse ones no size
-        versions[:] = [version_of(tensor) for tensor in tensors_in((*call.args, call.kwargs))]
+    call = checked.call
+    tensors = tensors_in((*call.args, *call.kwargs.values()) if call.kwargs else call.args)
+    checked.versions = versions_of(tensors)
+    with contextlib.suppress(RuntimeError):  # sparse tensors have no size
+        for tensor in tensors:
+            if type(tensor) is not Parameter:
+                checked.size += tensor.nbytes
 
 
-def _note(values: Iterable[Any], versions: list[int | None]) -> int:
-    size = 0
-    for value in values:
-        kind = type(value)
-        if kind is Tensor:
-            versions.append(value._version)
-            size += value.nbytes
-        elif kind is Parameter:
-            versions.append(value._version)
-        elif kind is list or kind is tuple:
-            kinds = set(map(type, value))
-            if len(kinds) == 1 and kinds <= TENSORS:
-                versions += versions_of(value)
-                size += sum(map(size_of, value)) if Tensor in kinds else 0
-            else:
-                size += _note(value, versions)
-        elif isinstance(value, (Tensor, list, tuple, dict)):
-            versions += [tensor._version for tensor in trees.tensors(value)]
-    return size
-
-
-def _kept(record: Record, targets: list[Tensor]) -> Any:
+def _kept(checked: CheckedCall, targets: list[Tensor]) -> Any:
     """The arguments as they are now: copies of those that the call changes, the others with their versions."""
-    changed, left = set(map(id, targets)), iter(record.versions)
+    changed, left = set(map(id, targets)), iter(checked.versions)
     versions: list[int | None] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -373,4 +347,4 @@ def _kept(record: Record, targets: list[Tensor]) -> Any:
         same = same.clone() if id(tensor) in changed else same
         return same.requires_grad_(tensor.requires_grad)
 
-    return trees.map_tensors(keep, record.call.args), trees.map_tensors(keep, record.call.kwargs), versions
+    return trees.map_tensors(keep, checked.call.args), trees.map_tensors(keep, checked.call.kwargs), versions

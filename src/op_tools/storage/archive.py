@@ -11,15 +11,15 @@ import io
 import pickle
 import struct
 import sys
+import zlib
 from collections import OrderedDict
 from typing import Any, Callable
 
 import torch
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
-from op_tools.device.host_copies import HostStorage, HostTensor
-from op_tools.storage.checksum import crc32
 from op_tools.storage.files import Buffer
+from op_tools.storage.snapshot import HostStorage, HostTensor
 
 FOLDER = "op_capture"  # inside the archive; our own files are known by it
 _ALIGNMENT = 64  # of a tensor's bytes in the file, as torch.save has it
@@ -37,9 +37,9 @@ class Archive:
         self.pickle = pickler.file.getvalue()
         self.tensors, self.checksums = pickler.tensors, pickler.checksums
         file = _Zip()
-        file.add("data.pkl", self.pickle, crc32(self.pickle))
+        file.add("data.pkl", self.pickle, zlib.crc32(self.pickle))
         for name, text in (("byteorder", sys.byteorder.encode()), ("version", b"3\n")):
-            file.add(name, text, crc32(text))
+            file.add(name, text, zlib.crc32(text))
         # where in the file the bytes of each tensor are
         self.places = [
             file.add(f"data/{number}", data, checksum)
@@ -89,7 +89,7 @@ class _Pickler(pickle.Pickler):
         if number is None:
             number = self._numbers[key] = str(len(self.tensors))
             self.tensors.append(data)
-            self.checksums.append(crc32(data) if checksum is None else checksum())
+            self.checksums.append(zlib.crc32(data) if checksum is None else checksum())
         return ("storage", storage_class, number, "cpu", length)
 
     def reducer_override(self, value: Any) -> Any:

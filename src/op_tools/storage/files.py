@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Union
 
 Buffer = Union[bytes, memoryview]
-_MOST_BUFFERS = 512  # that the system takes in one call
+_MAX_BUFFERS = 512  # that the system takes in one call
 _BLOCK = 2**20
 
 
@@ -55,7 +55,7 @@ def write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
     waiting = [memoryview(buffer) for buffer in buffers if len(buffer)]
     first = 0
     while first < len(waiting):
-        taken = os.writev(descriptor, waiting[first : first + _MOST_BUFFERS])
+        taken = os.writev(descriptor, waiting[first : first + _MAX_BUFFERS])
         while taken:
             part = min(taken, len(waiting[first]))
             taken -= part
@@ -65,7 +65,7 @@ def write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
                 first += 1
 
 
-class Known:
+class WrittenFiles:
     """Files that were written, the last `most` of them, by what is in them."""
 
     def __init__(self, most: int) -> None:

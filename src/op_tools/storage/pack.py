@@ -37,7 +37,7 @@ _REPEATED_LINE = struct.Struct("<7q")
 
 
 @dataclass(frozen=True)
-class Record:
+class TensorRecord:
     """One tensor of one call. The numbers are those of its finite elements, NaN where there are none."""
 
     op: str
@@ -107,7 +107,7 @@ class Pack:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
 
-def read(path: str | os.PathLike[str]) -> Iterator[Record]:
+def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
     """All records of a file, or of all files below a folder, in the order in which they were written."""
     path = Path(path)
     if path.is_dir():
@@ -151,31 +151,11 @@ def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
         raise CaptureError(f"{path} cannot be used: {error.strerror}") from None
 
 
-def _record(descriptions: list[dict[str, Any]], line: tuple[Any, ...]) -> Record:
+def _record(descriptions: list[dict[str, Any]], line: tuple[Any, ...]) -> TensorRecord:
     description, forward_id, step, number, numel, nan, infinite, checksum, *numbers = line
     call = descriptions[description]
-    tensor = call["tensors"][number]
-    return Record(
-        op=call["op"],
-        part=tensor["part"],
-        place=tensor["place"],
-        forward_id=forward_id,
-        step=step,
-        source=call["source"],
-        module=call["module"],
-        shape=tuple(tensor["shape"]),
-        dtype=tensor["dtype"],
-        device=tensor["device"],
-        requires_grad=tensor["requires_grad"],
-        note=tensor.get("note", ""),
-        numel=numel,
-        nan=nan,
-        inf=infinite,
-        checksum=checksum % 2**64,
-        min=numbers[0],
-        max=numbers[1],
-        mean=numbers[2],
-        std=numbers[3],
-        norm=numbers[4],
-        sketch=tuple(numbers[5:]),
-    )
+    tensor = {"note": "", **call["tensors"][number], "shape": tuple(call["tensors"][number]["shape"])}
+    place = {"op": call["op"], "source": call["source"], "module": call["module"]}
+    counts = {"numel": numel, "nan": nan, "inf": infinite, "checksum": checksum % 2**64}
+    about_numbers = dict(zip(("min", "max", "mean", "std", "norm"), numbers), sketch=tuple(numbers[5:]))
+    return TensorRecord(forward_id=forward_id, step=step, **place, **tensor, **counts, **about_numbers)

@@ -23,15 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools.device.host_copies import HostTensor, Taken, take
 from op_tools.device.host_memory import HostMemory
 from op_tools.errors import CaptureError
 from op_tools.storage import encoding, files
 from op_tools.storage.archive import FOLDER, Archive
+from op_tools.storage.snapshot import HostTensor, Taken, take
 from op_tools.values import trees
 
 PARTS = ("input", "output", "grad_inputs", "grad_outputs")
-_MOST_KNOWN = 4096  # files that are remembered, to find equal ones
+_MAX_FILES_KNOWN = 4096  # files that are remembered, to find equal ones
 
 
 # ---- saving --------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Files:
         self.bytes = 0
         self.linked = 0
         self._lock = threading.Lock()
-        self._known = files.Known(_MOST_KNOWN)
+        self._known = files.WrittenFiles(_MAX_FILES_KNOWN)
 
     def write(self, folder: str, content: Content) -> str:
         """Returns the path of the file."""

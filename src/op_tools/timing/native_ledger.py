@@ -1,4 +1,4 @@
-"""The book of times where the C++ helper keeps it (native/csrc/book.h): here are its files, and the thread that writes.
+"""The book of times where the C++ helper keeps it (native/csrc/ledger.h): its files, and the thread that writes.
 
 C++ writes the rows without the GIL, so training does not wait for it.
 """

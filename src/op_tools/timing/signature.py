@@ -25,7 +25,7 @@ _texts: dict[Note, str] = {}
 
 
 def of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The arguments of a call; long lists are shortened. The C++ helper does the same (native/csrc/describe.h)."""
+    """The arguments of a call; long lists are shortened. The C++ helper does the same (native/csrc/signature.h)."""
     named = _NOTHING_NAMED
     if kwargs:
         named = ("kwargs", (_DICT, *zip(kwargs, map(_noted_briefly, kwargs.values()))))

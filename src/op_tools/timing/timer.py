@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from op_tools.device.clock import Clock, clock_of, stream_id
+from op_tools.device.queues import DeviceQueue, clock_of, stream_id
 from op_tools.timing import signature
 from op_tools.values import trees
 
@@ -30,7 +30,7 @@ class Span:
 
     __slots__ = ("clock", "is_guess", "stretch", "timer", "timing")
 
-    def __init__(self, timer: Timer, timing: Any, clock: Clock | None, is_guess: bool) -> None:
+    def __init__(self, timer: Timer, timing: Any, clock: DeviceQueue | None, is_guess: bool) -> None:
         self.timer = timer
         self.timing = timing
         self.clock = clock
@@ -137,7 +137,7 @@ class Timer:
 
     def __init__(self) -> None:
         self._threads: dict[int, _Thread] = defaultdict(_Thread)
-        self._latest_clock: Clock | None = None
+        self._latest_clock: DeviceQueue | None = None
         self._entries: list[Stretch | tuple[Any, str, str]] = []
         self._lock = threading.Lock()
 

@@ -44,23 +44,14 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
 
 
 State = tuple[list[Union[int, None]], int, torch.dtype]
-Inputs = tuple[list[Union[int, None]], int]
 Gradients = list[Union[Tensor, None]]  # None where nothing flowed
-# the C++ helper's
-_state_of: Callable[[Any], State | None] | None = None
-_inputs_of: Callable[[Any, Any], Inputs | None] | None = None
-_are_these: Callable[[Any, Any], bool] | None = None
-_aliases_of: Callable[[Gradients, Gradients], tuple[Gradients, list[Tensor]] | None] | None = None
+_state_of: Callable[[Any], State | None] | None = None  # the C++ helper's
 
 
 def choose_way(helper: Any) -> None:
     """With the C++ helper, or without (None)."""
-    global _aliases_of, _are_these, _inputs_of, _state_of
-    _state_of, _inputs_of, _are_these, _aliases_of = (
-        (None, None, None, None)
-        if helper is None
-        else (helper.state_of, helper.inputs_of, helper.are_these, helper.aliases_of)
-    )
+    global _state_of
+    _state_of = None if helper is None else helper.state_of
 
 
 def state_of(tensors: Sequence[Any]) -> State | None:
@@ -68,15 +59,8 @@ def state_of(tensors: Sequence[Any]) -> State | None:
     return None if _state_of is None else _state_of(tensors)
 
 
-def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs | None:
-    """The versions of the tensors among arguments, and the bytes of those that are no parameters; None likewise."""
-    return None if _inputs_of is None else _inputs_of(args, kwargs)
-
-
 def are_these(references: list[weakref.ref[Tensor]], tensors: Sequence[Tensor]) -> bool:
     """Whether weak references lead to these very tensors."""
-    if _are_these is not None:
-        return _are_these(references, tensors)
     return len(references) == len(tensors) and all(map(is_, map(_tensor_of, references), tensors))
 
 
@@ -86,9 +70,6 @@ def aliases_of(inputs: Gradients, outputs: Gradients) -> tuple[Gradients, list[T
     Autograd copies a gradient that somebody else has hold of, where it could keep it: hence aliases. Those of outputs
     are the new ones where all are only passed on: nobody may have looked at them yet, if they are sums.
     """
-    found = None if _aliases_of is None else _aliases_of(inputs, outputs)
-    if found is not None:
-        return found
     left: Gradients = []
     made: list[Tensor] = []
     for one in inputs:

@@ -1086,7 +1086,7 @@ def test_a_backward_pass_beside_a_forward_pass_does_not_wait_for_it(device, run_
         if {device!r} == "sim":
             sim.start()
         faulthandler.dump_traceback_later(120, exit=True)
-        later._MOST_CALLS = later._MOST_CALLS_ALONE = 2
+        later._MAX_CALLS = later._MAX_CALLS_ALONE = 2
         decide = first_look.Glances.decide
         # each is looked at in full
         first_look.Glances.decide = lambda self, verdicts: decide(self, verdicts) and False
@@ -1115,8 +1115,8 @@ def test_a_backward_pass_beside_a_forward_pass_does_not_wait_for_it(device, run_
 @pytest.mark.parametrize(("free", "together"), [(0.0, 1), (math.inf, 8)])
 def test_with_little_room_few_calls_wait_to_be_looked_at(device, monkeypatch, free, together):
     launched = []
-    original = screen.Screen.launch
-    monkeypatch.setattr(screen.Screen, "launch", lambda self: launched.append(len(self.looks)) or original(self))
+    original = screen.numbers_of
+    monkeypatch.setattr(screen, "numbers_of", lambda looks: launched.append(len(looks)) or original(looks))
     monkeypatch.setattr(later, "free_memory", lambda device: free)
     x = torch.randn(16, 16, device=device)
     with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
@@ -1262,7 +1262,8 @@ def test_without_room_on_the_device_the_host_looks(device, monkeypatch, when):
     def full(*arguments):
         raise screen.OUT_OF_MEMORY("no room")
 
-    place, name = {"before": (on_host, "clone"), "after": (on_host, "clones_of"), "launch": (screen, "_found")}[when]
+    places = {"before": (on_host, "clone"), "after": (on_host, "clones_of"), "launch": (screen, "numbers_of")}
+    place, name = places[when]
     monkeypatch.setattr(place, name, full)
     tool = op_tools.OpAutoCompare()
     assert [one.name for one in found_by(tool, device, "aten.gelu: scale=1.01")] == ["torch.nn.functional.gelu"]

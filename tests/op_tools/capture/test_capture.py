@@ -22,11 +22,10 @@ from torch.nn import functional
 import op_tools
 from ditorch.demo.gpt import GPT
 from op_tools.capture.copies import RecentCopies
-from op_tools.device import host_copies
 from op_tools.device.host_memory import HostMemory
 from op_tools.errors import SettingError
 from op_tools.output.writer import Writer, spare_threads
-from op_tools.storage import store
+from op_tools.storage import snapshot, store
 from op_tools.values import trees
 
 ROOT = Path("op_tools_results", "op_capture_results")
@@ -453,13 +452,13 @@ def train_with_lists(device):
 def test_an_optimizers_lists_are_copied_once(device, monkeypatch):
     """Files are as if each tensor had been copied each time that it was seen."""
     copied = []
-    copy = host_copies._copy
+    copy = snapshot._copy
 
     def counted(stretches, lease, hosts):
         copied.append(len(stretches))
         copy(stretches, lease, hosts)
 
-    monkeypatch.setattr(host_copies, "_copy", counted)
+    monkeypatch.setattr(snapshot, "_copy", counted)
     monkeypatch.setattr(Writer, "_do", lambda self, work, do=Writer._do: (time.sleep(0.001), do(self, work)))
     train_with_lists(device)
     fewer = sum(copied)
@@ -495,7 +494,7 @@ def test_a_folder_that_cannot_be_written(device, capsys):
 @pytest.mark.parametrize("mode", ["data", "statistics"])
 def test_a_full_disk_is_one_message(device, capsys, monkeypatch, mode):
     """A limit on the size of files stands for it."""
-    monkeypatch.setattr("op_tools.device.staging.CAPACITY", 2**14)
+    monkeypatch.setattr("op_tools.device.staging.MIN_BUFFER_BYTES", 2**14)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     small, large = torch.ones(10, device=device), torch.ones(100_000, device=device)
     try:
@@ -600,7 +599,7 @@ def test_a_capture_runs_without_numpy(device, run_python):
         import torch
         import op_tools
         from ditorch import sim
-        from op_tools.recording import pack, store
+        from op_tools.storage import pack, store
         if sys.argv[1] == "sim":
             sim.start()
         for mode in ("data", "statistics"):

@@ -91,7 +91,7 @@ def test_unusual_tensors_are_noted_all_the_same(way):
 
 
 def test_a_tensor_is_found_while_it_is_unchanged(device, way):
-    memory = notes.memory()
+    memory = notes.unchanged_tensors()
     x, y, z = (torch.ones(3, device=device) for _ in range(3))
     memory.remember([x, y], None, 5, 100, 0)
     assert memory.find([z]) is None
@@ -105,7 +105,7 @@ def test_a_tensor_is_found_while_it_is_unchanged(device, way):
 
 
 def test_what_was_known_before_keeps_its_first_record(device, way):
-    memory = notes.memory()
+    memory = notes.unchanged_tensors()
     x, y = (torch.ones(3, device=device) for _ in range(2))
     memory.remember([x], None, 5, 100, 0)
     found = memory.find([y, x])
@@ -115,14 +115,14 @@ def test_what_was_known_before_keeps_its_first_record(device, way):
 
 def test_what_is_about_to_be_changed_is_not_remembered(device, way):
     """On CUDA, some list ops leave the versions as they are."""
-    memory = notes.memory()
+    memory = notes.unchanged_tensors()
     x, y = (torch.ones(3, device=device) for _ in range(2))
     memory.remember([x, y, x], None, 5, 100, 1)
     assert memory.find([x, y])[0] == (1,)
 
 
 def test_a_tensor_is_not_kept_alive_nor_mistaken_for_another(device, way):
-    memory = notes.memory()
+    memory = notes.unchanged_tensors()
     memory.remember([torch.ones(1000, device=device)], None, 5, 100, 0)
     gc.collect()
     assert all(memory.find([torch.ones(1000, device=device)]) is None for _ in range(20))

@@ -70,7 +70,7 @@ DTYPES = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_and_size(way, device, dtype, monkeypatch):
     """Also of tensors that are larger than the buffer they pass through."""
-    monkeypatch.setattr(staging, "CAPACITY", 2**16)
+    monkeypatch.setattr(staging, "MIN_BUFFER_BYTES", 2**16)
     tensors = []
     for shape in SHAPES:
         tensor = torch.randn(shape) * 50

@@ -9,7 +9,7 @@ import torch
 
 import op_tools
 from op_tools.device import compiled, digest, digests, digests_cuda
-from op_tools.device.chunks import chunks
+from op_tools.device.tensor_groups import grouped
 from op_tools.output.writer import Writer
 from op_tools.storage import pack
 
@@ -35,8 +35,8 @@ def lines(*tensors):
     stage = digests.Stage(
         torch.device("cpu"), writer, digest.Weights(), lambda labels, lines: found.append((labels, lines))
     )
-    for chunk in chunks(list(tensors), range(len(tensors))):
-        stage.add(list(tensors), chunk, "label")
+    for group in grouped(list(tensors), range(len(tensors))):
+        stage.add(list(tensors), group, "label")
     stage.flush()
     writer.close()
     assert [number for labels, _ in found for _, numbers in labels for number in numbers] == list(range(len(tensors)))
@@ -74,7 +74,7 @@ def test_more_tensors_than_one_launch_takes(on_the_cpu):
 
 
 def test_more_digests_than_the_device_keeps(on_the_cpu, monkeypatch):
-    monkeypatch.setattr(digests, "_LINES", 200)
+    monkeypatch.setattr(digests, "_MAX_LINES", 200)
     assert lines(*(torch.ones(2) for _ in range(500)))[:, 0].tolist() == [2] * 500
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import op_tools
 from op_tools import native
 from op_tools.device import digest, digests, digests_host, staging
-from op_tools.device.chunks import KINDS
+from op_tools.device.tensor_groups import KINDS
 from op_tools.storage import pack
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

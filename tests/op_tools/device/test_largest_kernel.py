@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def kernel(tmp_path_factory):
 
 
 @pytest.fixture
-def found(kernel, monkeypatch, way):
+def found(kernel, monkeypatch):
     """Finds the largest values of tensors on the CPU."""
     monkeypatch.setattr(largest, "_kernel", lambda index: kernel)
     return lambda *tensors: largest.values(list(tensors)).tolist()
@@ -73,14 +74,11 @@ class Driver(compiled.Kernel):
     def __init__(self, status=0):
         self.asked, self.status, self.device, self._function = [], status, 3, 2**40 + 8
         self._launch = LAUNCH(self._note)
-        self.launcher = ctypes.cast(self._launch, ctypes.c_void_p).value, self._function
 
     def _note(self, *arguments):
         *numbers, places, more = arguments
         table = ctypes.string_at(ctypes.c_void_p.from_address(places).value, largest._TABLE_SIZE)
-        _, count = largest._HEAD.unpack_from(table)
-        ends = (0, largest._HEAD.size + count * largest._ITEM.size, largest._BLOCKS_AT, largest._BLOCKS_AT + 4 * count)
-        self.asked.append((numbers, table[ends[0] : ends[1]], table[ends[2] : ends[3]], more))
+        self.asked.append((numbers, table, more))
         return self.status
 
 
@@ -91,27 +89,26 @@ def current(monkeypatch):
 
 
 @pytest.mark.usefixtures("current")
-def test_the_helper_launches_it_in_the_same_way():
+def test_each_tensor_has_its_place_in_the_table():
     tensors = largest._samples()[:-1]
     assert 3 * largest._PIECE > max(map(torch.numel, tensors)) > 2 * largest._PIECE
-    by_helper, by_python = Driver(), Driver()
-    assert largest._launch_in_native(by_helper, tensors, 2**47 + 16, 2**33)
-    largest._launch(by_python, tensors, 2**47 + 16, 2**33)
-    assert by_helper.asked == by_python.asked
-    (((function, blocks, *_, stream), items, first_blocks, _),) = by_helper.asked
-    assert (function, stream, len(items)) == (2**40 + 8, 2**33, 16 * (len(tensors) + 1))
-    assert blocks > len(tensors) == len(first_blocks) / 4
-
-
-@pytest.mark.usefixtures("current")
-def test_what_has_gaps_is_left_to_python(way):
     driver = Driver()
-    assert not largest._launch_in_native(driver, [torch.ones(3), torch.ones(8)[::2]], 16, 0)
-    assert not driver.asked
+    largest._launch(driver, tensors, 2**47 + 16, 2**33)
+    (((function, blocks, *_, stream), table, _),) = driver.asked
+    count = len(tensors)
+    found, number, *items = struct.unpack_from(f"<{2 + 2 * count}Q", table)
+    first_blocks = struct.unpack_from(f"<{count}L", table, largest._BLOCKS_AT)
+    assert (function, stream, found, number) == (2**40 + 8, 2**33, 2**47 + 16, count)
+    assert items[::2] == [tensor.data_ptr() for tensor in tensors]
+    assert [item // 4 for item in items[1::2]] == [tensor.numel() for tensor in tensors]
+    ends = [*first_blocks[1:], blocks]
+    assert [end - start for start, end in zip(first_blocks, ends)] == [
+        max(1, math.ceil(tensor.numel() / largest._PIECE)) for tensor in tensors
+    ]
 
 
 @pytest.mark.usefixtures("current")
-def test_a_launch_that_fails_is_an_error(way, monkeypatch):
+def test_a_launch_that_fails_is_an_error(monkeypatch):
     monkeypatch.setattr(largest, "_kernel", lambda index: Driver(status=700))
     with pytest.raises(RuntimeError, match="cuLaunchKernel: CUDA error 700"):
         largest.values([torch.ones(3)])

@@ -17,8 +17,11 @@ import op_tools
 from ditorch.demo.gpt import GPT
 from ditorch.sim import faults
 from op_tools import OpOverflowCheck
+from op_tools.core.call import OpCall
 from op_tools.errors import OverflowFound, SettingError
-from op_tools.overflow import checks, finite
+from op_tools.overflow import calls, finite
+from op_tools.overflow import tool as overflow_tool
+from op_tools.overflow.calls import Window
 from op_tools.overflow.statistics import statistics
 
 from ..recorder import Recorder
@@ -36,7 +39,7 @@ def _answers(request, monkeypatch):
             asked[batch] += 1
             return asked[batch] > 3
 
-        monkeypatch.setattr(finite.Batch, "is_ready", is_ready)
+        monkeypatch.setattr(Window, "is_ready", is_ready)
 
 
 def small_gpt(device):
@@ -78,7 +81,7 @@ def test_what_a_call_has_made_is_what_it_returns_and_what_it_changed():
         ([three, one], (one, two), (three, one, two)),
         ([one], (), (one,)),
     ]:
-        made = checks.made_by(results, changed)
+        made = calls.made_by(results, changed)
         assert list(map(id, made)) == list(map(id, right))
 
 
@@ -801,8 +804,8 @@ def test_gradients_added_up_over_several_backward_passes_are_looked_at_each_time
 
 
 def test_tensors_larger_than_may_be_held_are_let_go(device, monkeypatch, capsys):
-    monkeypatch.setattr(checks, "_limits", {torch.ones(1, device=device).device: 1000})
-    monkeypatch.setattr(finite.Batch, "is_ready", lambda batch: False)
+    monkeypatch.setattr(calls, "_max_bytes_held", lambda device: 1000)
+    monkeypatch.setattr(Window, "is_ready", lambda batch: False)
     kept = torch.zeros(1000, device=device)
     with OpOverflowCheck() as tool:
         for _ in range(3):
@@ -851,7 +854,7 @@ def test_finds_it_in_every_dtype_and_layout(device, dtype, bad, way, monkeypatch
     x[17, 5] = bad
     x = x.to(dtype).to(device)
     monkeypatch.setattr(finite, "_finders", {x.device: way})
-    batch = finite.Batch(x.device)
+    batch = Window(x.device, backward=False)
     parts = [x, x.T, x[::2], x[1::2], x[17, 5].expand(3, 3), torch.ones(3, device=device)]
     for part in parts:
         batch.add(part)
@@ -875,7 +878,7 @@ def test_every_way_to_look_at_tensors_sees_nan_and_infinity(device, way, monkeyp
 
 def test_a_device_whose_maximum_overlooks_nan_is_asked_in_another_way(device, monkeypatch):
     monkeypatch.setattr(finite, "_finders", {})
-    monkeypatch.setattr(finite.largest, "can_find", lambda device: False)
+    monkeypatch.setattr(finite.kernel, "can_find", lambda device: False)
     monkeypatch.setattr(finite, "_has_kernel_for_lists", lambda device: False)
     monkeypatch.setattr(torch, "aminmax", lambda x: (x.nan_to_num().min(), x.nan_to_num().max()))
     x = torch.zeros(4, device=device)
@@ -1087,3 +1090,19 @@ def test_statistics_are_exact_for_large_and_low_precision_tensors(device):
     found = statistics(x)
     assert (found.min, found.max) == (-1.0, 3.0)
     assert found.mean == pytest.approx(3 - 4 / 5e6, rel=1e-12)
+
+
+def test_what_a_call_is_given_is_noted_with_its_versions():
+    """Bytes of parameters do not count: the program holds them anyway."""
+    x, changed, weight = torch.ones(2), torch.ones(3).add_(1), nn.Parameter(torch.ones(4))
+    for args, kwargs, versions, size in (
+        ((), {}, [], 0),
+        ((1, None, "sum", torch.float16, changed), {"other": changed, "alpha": 2.0}, [1, 1], 24),
+        ((weight, [x, changed, weight], ([x], weight)), {"weights": (changed,)}, [0, 0, 1, 0, 0, 0, 1], 40),
+        (([torch.ones(2) for _ in range(9)], [weight] * 9), {}, [0] * 18, 72),
+        ((x, {"a": changed}), {}, [0, 1], 20),
+        ((x, torch.eye(2).to_sparse()), {}, [0, 0], 8),
+    ):
+        checked = calls.CheckedCall(OpCall("op", None, args, kwargs, None, 0), None)
+        overflow_tool._note_inputs(checked)
+        assert (list(checked.versions), checked.size) == (versions, size)

@@ -382,8 +382,8 @@ def test_a_file_of_torch_save_is_read_as_well(tmp_path):
 
 
 def test_equal_files_are_linked(tmp_path):
-    from op_tools.device.host_copies import take
     from op_tools.device.host_memory import HostMemory
+    from op_tools.storage.snapshot import take
 
     writer = store.Files()
 
@@ -406,7 +406,7 @@ def test_equal_files_are_linked(tmp_path):
 
 
 def test_content_is_compared_before_it_is_linked(tmp_path):
-    known = files.Known(10)
+    known = files.WrittenFiles(10)
     files.put(str(tmp_path / "a"), [b"head", b"body"])
     known.add("key", str(tmp_path / "a"), [4])
     assert not known.link("key", str(tmp_path / "b"), [b"bode"])

@@ -28,7 +28,7 @@ from ditorch.demo import GPT, batches
 from ditorch.sim import faults
 from op_tools.core import graphs
 from op_tools.core.call import STEPS
-from op_tools.device import clock
+from op_tools.device import queues
 from op_tools.errors import SettingError
 from op_tools.timing import ledger, signature
 
@@ -396,8 +396,8 @@ def ticking(device, monkeypatch, in_python):
         def elapsed_time(self, other):
             return float(other.tick - self.tick)
 
-    made = clock.Clock(torch.device(device, 0), Event, lambda index: None)
-    monkeypatch.setattr(clock, "_clocks", {torch.device(device, 0): made})
+    made = queues.DeviceQueue(torch.device(device, 0), Event, lambda index: None)
+    monkeypatch.setattr(queues, "_queues", {torch.device(device, 0): made})
 
 
 class TestWhoseTime:
@@ -511,7 +511,7 @@ class TestWhoseTime:
         assert used["torch.Tensor.sin"] == f"stream {streams[1].stream_id}"
 
     def test_a_device_without_events_is_timed_by_the_host(self, device, monkeypatch, capsys, in_python):
-        monkeypatch.setattr(clock, "_clocks", {torch.device(device, 0): None})
+        monkeypatch.setattr(queues, "_queues", {torch.device(device, 0): None})
         x = torch.ones(3, device=device, requires_grad=True)
         with op_tools.OpTimeMeasure():
             x.exp().sum().backward()
@@ -531,8 +531,8 @@ class TestWhoseTime:
         def unknown(device):
             raise NotImplementedError
 
-        monkeypatch.setattr(clock, "_clocks", {})
-        monkeypatch.setattr(clock, "_torchs_events", unknown)
+        monkeypatch.setattr(queues, "_queues", {})
+        monkeypatch.setattr(queues, "_torchs_events", unknown)
         x = torch.ones(3, device=device)
         with op_tools.OpTimeMeasure(verbose=0), faults.inject("aten.exp: slow=20ms", device):
             x.exp()
@@ -560,13 +560,13 @@ def waits(device, monkeypatch, in_python):
         def __getattr__(self, name):
             return getattr(self.event, name)
 
-    def kind(device, original=clock._torchs_events):
+    def kind(device, original=queues._torchs_events):
         make, stream_of = original(device)
         return lambda: Event(make()), stream_of
 
     monkeypatch.setattr(Event, "elapsed_time", lambda self, other: self.event.elapsed_time(other.event), raising=False)
-    monkeypatch.setattr(clock, "_torchs_events", kind)
-    monkeypatch.setattr(clock, "_clocks", {})
+    monkeypatch.setattr(queues, "_torchs_events", kind)
+    monkeypatch.setattr(queues, "_queues", {})
     return counted
 
 
@@ -598,13 +598,13 @@ class TestWaiting:
 
     def test_events_are_used_again(self, device, monkeypatch, in_python):
         monkeypatch.setattr(ledger, "READ_AT_ENTRIES", 8)
-        monkeypatch.setattr(clock, "_clocks", {})
+        monkeypatch.setattr(queues, "_queues", {})
         x = torch.ones(3, device=device)
         with op_tools.OpTimeMeasure(verbose=0):
             for _ in range(500):
                 x.exp()
                 x.sum().item()  # the device keeps up
-        (used,) = clock._clocks.values()
+        (used,) = queues._queues.values()
         assert len(used._free) < 100
 
 

@@ -10,18 +10,16 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from op_tools.autocompare.judging import error_statistics, verdict
 from op_tools.autocompare.judging.limits import Precision, Tolerance, precision_of
+from op_tools.autocompare.prefilter.first_look import Look
 from op_tools.output import messages
 from op_tools.values.tensors import with_memory
-
-if TYPE_CHECKING:
-    from op_tools.autocompare.prefilter.first_look import Look
 
 _IS_CUDA = torch.version.cuda is not None or torch.version.hip is not None  # others may call themselves so (ditorch)
 SLOTS = 128  # programs for each pair
@@ -133,8 +131,6 @@ def _checked(device: torch.device) -> Any:
 
 
 def _compare_with_torch(kernels: Any, device: torch.device) -> None:
-    from op_tools.autocompare.prefilter.first_look import Look
-
     tolerance = Tolerance(1e-3, 1e-3)
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):

@@ -7,8 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from op_tools.autocompare.prefilter.fused import SLOTS
-
 _TYPES = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
@@ -132,7 +130,8 @@ def _look(
 
 def run(table, given, sizes, found, pairs, got, expected):
     """Fills `found`: the sums and maxima of fused.py for each pair and slot."""
-    grid = (pairs, SLOTS)
+    slots = found.shape[1]
+    grid = (pairs, slots)
     with torch.cuda.device(table.device):
-        _measure_sizes[grid](table, sizes, _TYPES[expected], SLOTS, 512)
-        _look[grid](table, given, sizes, found, _TYPES[got], _TYPES[expected], SLOTS, 512)
+        _measure_sizes[grid](table, sizes, _TYPES[expected], slots, 512)
+        _look[grid](table, given, sizes, found, _TYPES[got], _TYPES[expected], slots, 512)

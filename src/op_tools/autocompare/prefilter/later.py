@@ -7,13 +7,11 @@ that has looked at them before the CPU could have read them once.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Callable
+from itertools import islice
+from typing import Callable
 
 import torch
 from torch import Tensor
@@ -22,28 +20,27 @@ from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.verdict import Verdict
 from op_tools.autocompare.observed import CannotCompare, ObservedCall, copied
-from op_tools.autocompare.prefilter import fused
-from op_tools.autocompare.prefilter.first_look import FirstLook, Glances, OnlyInFull
-from op_tools.autocompare.prefilter.screen import Screen
+from op_tools.autocompare.prefilter import fused, screen
+from op_tools.autocompare.prefilter.first_look import FirstLook, Glances, Look, OnlyInFull
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.report import Outcome
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.device import host_copies
-from op_tools.device.events import Marker, marker_of
+from op_tools.device.queues import Batch, Deferred
 from op_tools.values.tensors import addresses_of, tensors_in, versions_of
 
-_MOST_CALLS = 128  # in a window
-_MOST_CALLS_ALONE = 32  # where nothing is won by looking at more of them together
-_MOST_BYTES = 2**29  # of results and references in a window
-_SHARE = 1 / 32  # of the memory that is free at first; some windows are on their way
-_MANY = 16  # tensors of one call
-_MOST_UNREAD = 4  # windows whose numbers are on their way
+_MAX_CALLS = 128  # in a window
+_MAX_CALLS_ALONE = 32  # where nothing is won by looking at more of them together
+_MAX_BYTES = 2**29  # of results and references in a window
+_SHARE_OF_FREE_MEMORY = 1 / 32  # of what is free at first; some windows are on their way
+_MAX_TENSORS_SEARCHED = 16  # of one call
+_MAX_UNREAD_WINDOWS = 4
 
 Deliver = Callable[[OpCall, Outcome], None]
 
 
-class _Record:
+class _PendingCall:
     """One call, or its gradients, in a window."""
 
     __slots__ = ("_versions", "again", "call", "glances", "tensors")
@@ -59,21 +56,40 @@ class _Record:
         return self._versions == versions_of(self.tensors)
 
 
-class _Window:
-    """Calls that are looked at together, on one stream."""
+class _Window(Batch):
+    """Calls that are looked at together."""
 
-    def __init__(self, device: torch.device, marker: Marker | None) -> None:
-        self.device = device
-        self.stream_number = None if marker is None else marker.stream()
-        self.most_calls = _MOST_CALLS if fused.is_there(device) else _MOST_CALLS_ALONE
-        self.records: list[_Record] = []
-        self.bytes = 0
+    def __init__(self, device: torch.device, max_bytes: float) -> None:
+        super().__init__(device)
+        self.records: list[_PendingCall] = []
+        self._looks: list[Look] = []
+        self._bytes = 0
+        self._max_bytes = max_bytes
+        self._max_calls = _MAX_CALLS if fused.is_there(device) else _MAX_CALLS_ALONE
         self._memory: set[int] = set()
         self._places_known = 0  # of so many records
-        self.screen = Screen(device)
-        module: Any = getattr(torch, device.type, None)
-        self._module: Any = module if marker is not None and hasattr(module, "stream") else None
-        self._stream: Any = None if self._module is None else self._module.current_stream(device)
+
+    def add(self, record: _PendingCall) -> bool:
+        """True where it is full now."""
+        self.records.append(record)
+        for look in record.glances.looks:
+            self._looks.append(look)
+            self._bytes += look.bytes
+        return len(self.records) >= self._max_calls or self._bytes > self._max_bytes
+
+    def look(self) -> Sequence[Tensor]:
+        try:
+            return [screen.numbers_of(self._looks)]
+        finally:
+            for look in self._looks:
+                look.got = look.expected = look.allowance = None
+
+    def verdicts(self) -> Iterator[Verdict | None]:
+        """One for each look: None where it is not cleared."""
+        found = self.numbers()
+        if found is None:
+            return iter([None] * len(self._looks))
+        return map(Look.verdict, self._looks, found[0].tolist())
 
     def holds_any(self) -> bool:
         """Whether there are tensors that somebody could change."""
@@ -86,11 +102,6 @@ class _Window:
         self._places_known = len(self.records)
         return not memory.isdisjoint(self._memory)
 
-    def launch(self, stream_number: int | None) -> None:
-        is_elsewhere = self._module is not None and stream_number != self.stream_number
-        with self._module.stream(self._stream) if is_elsewhere else contextlib.nullcontext():
-            self.screen.launch()
-
 
 class Later:
     """Any thread may add: backward has one of its own."""
@@ -101,10 +112,8 @@ class Later:
         self._on_device = comparer.references.on_device
         self._examiner = examiner
         self._deliver = deliver
-        self._lock = threading.RLock()
-        self._window: _Window | None = None
-        self._unread: deque[_Window] = deque()
-        self._most_bytes: dict[torch.device, float] = {}
+        self._windows: Deferred[_Window] = Deferred(self._answer, _MAX_UNREAD_WINDOWS)
+        self._max_bytes: dict[torch.device, float] = {}
 
     def forward(self, call: OpCall, seen: ObservedCall, graph: bool) -> Reference | None:
         """Inputs and outputs of a call. With a `graph`, its run is returned, for the gradients that will come."""
@@ -116,7 +125,7 @@ class Later:
             return None
         # one that worked in place was given copies: what it has changed is among those that it kept
         tensors = [*(seen.given if seen.kept is None else seen.kept).tensors, *tensors_in((seen.result,))]
-        self._add(_Record(call, glances, again, tensors))
+        self._add(_PendingCall(call, glances, again, tensors))
         return reference if graph else None
 
     def lists(self, call: OpCall, flat: ObservedCall) -> None:
@@ -128,7 +137,7 @@ class Later:
         except (CannotCompare, OnlyInFull):
             self._deliver(call, again())
         else:  # it holds copies, which nobody changes
-            self._add(_Record(call, glances, again, []))
+            self._add(_PendingCall(call, glances, again, []))
 
     def backward(self, call: OpCall, seen: ObservedCall, reference: Reference | None, gradients: Gradients) -> None:
         """Its gradients, with the run that was kept for them if there is one."""
@@ -140,7 +149,7 @@ class Later:
             self._deliver(call, again())
             return
         tensors = [*seen.given.tensors, *[one for one in (*gradients.outputs, *gradients.inputs) if one is not None]]
-        self._add(_Record(call, glances, again, tensors))
+        self._add(_PendingCall(call, glances, again, tensors))
 
     # ---- in full -----------------------------------------------------------------------------------------------------
 
@@ -158,11 +167,12 @@ class Later:
 
     def will_change(self, tensors: Sequence[Tensor]) -> None:
         """Before a call changes one of these tensors: what depends on it is decided."""
-        with self._lock:
-            windows = [*self._unread] if self._window is None else [*self._unread, self._window]
+        with self._windows.lock:
+            current = self._windows.current
+            windows = [*self._windows.unread, *(() if current is None else (current,))]
             if not any(window.holds_any() for window in windows):
                 return
-            if len(tensors) <= _MANY:  # for an optimizer's it would take longer to look
+            if len(tensors) <= _MAX_TENSORS_SEARCHED:  # for an optimizer's it would take longer to look
                 memory = addresses_of(tensors)
                 if not any(window.depends_on(memory) for window in windows):
                     return
@@ -170,59 +180,36 @@ class Later:
 
     def finish(self) -> None:
         """Decides everything."""
-        with self._lock:
-            self._launch()
-        self._read(wait=True)
+        self._windows.launch()
+        self._windows.read(wait=True)
 
-    def _add(self, record: _Record) -> None:
+    def _add(self, record: _PendingCall) -> None:
         looks = record.glances.looks
         if not looks:
             self._decide(record, ())
             return
-        with self._lock:
-            window = self._window_for(looks[0].got.device)
-            window.screen.looks += looks
-            window.records.append(record)
-            for look in looks:
-                window.bytes += look.bytes
-            if len(window.records) < window.most_calls and window.bytes <= self._most_bytes[window.device]:
+        with self._windows.lock:
+            if not self._window_for(looks[0].got.device).add(record):
                 return
-            self._launch()
-        self._read(wait=False)
+            self._windows.launch()
+        self._windows.read(wait=False)
 
     def _window_for(self, device: torch.device) -> _Window:
-        window, marker = self._window, marker_of(device)
-        number = None if marker is None else marker.stream()
-        if window is not None and window.device == device and window.stream_number == number:
+        window = self._windows.current
+        if window is not None and window.suits(device):
             return window
-        self._launch()
-        if device not in self._most_bytes:
-            self._most_bytes[device] = min(_MOST_BYTES, _SHARE * free_memory(device))
-        window = self._window = _Window(device, marker)
+        self._windows.launch()
+        if device not in self._max_bytes:
+            self._max_bytes[device] = min(_MAX_BYTES, _SHARE_OF_FREE_MEMORY * free_memory(device))
+        window = self._windows.current = _Window(device, self._max_bytes[device])
         return window
 
-    def _launch(self) -> None:
-        window, self._window = self._window, None
-        if window is not None:
-            marker = marker_of(window.device)
-            window.launch(None if marker is None else marker.stream())
-            self._unread.append(window)
+    def _answer(self, window: _Window) -> None:
+        verdicts = window.verdicts()
+        for record in window.records:
+            self._decide(record, list(islice(verdicts, len(record.glances.looks))))
 
-    def _read(self, wait: bool) -> None:
-        """Without the lock: a full look runs backward in autograd's thread, which may be waiting to add something."""
-        while True:
-            with self._lock:
-                unread = self._unread
-                if not unread or not (wait or len(unread) > _MOST_UNREAD or unread[0].screen.is_ready()):
-                    return
-                window = unread.popleft()
-            verdicts, start = window.screen.read(), 0
-            for record in window.records:
-                end = start + len(record.glances.looks)
-                self._decide(record, verdicts[start:end])
-                start = end
-
-    def _decide(self, record: _Record, verdicts: Sequence[Verdict | None]) -> None:
+    def _decide(self, record: _PendingCall, verdicts: Sequence[Verdict | None]) -> None:
         if record.glances.decide(verdicts):
             outcome = Outcome(Comparison(record.glances.rows))
         elif record.is_intact():

@@ -6,7 +6,6 @@ clear. Where there is Triton, two kernels do it for all pairs (fused.py); else t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +15,10 @@ from torch import Tensor
 from op_tools.autocompare.judging import verdict
 from op_tools.autocompare.judging.error_statistics import Found
 from op_tools.autocompare.judging.measures import differing
-from op_tools.autocompare.judging.verdict import Verdict
 from op_tools.autocompare.prefilter import fused
 from op_tools.autocompare.prefilter.first_look import Look
-from op_tools.device.events import marker_of
+from op_tools.device.queues import OUT_OF_MEMORY as OUT_OF_MEMORY
 
-OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 _COUNT, _NONFINITE = len(Found._fields), Found._fields.index("nonfinite")
 
 
@@ -30,46 +27,8 @@ def is_quick(tensors: Sequence[Tensor]) -> bool:
     return any(fused.is_there(tensor.device) for tensor in tensors)
 
 
-class Screen:
-    """Pairs on one device that are looked at together."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.looks: list[Look] = []
-        self._marker = marker_of(device)
-        self._mark: Any = None
-        self._numbers: Tensor | None = None
-
-    def launch(self) -> None:
-        """Lets the device look, behind the work that makes the tensors. They are let go."""
-        if not self.looks:
-            return
-        with torch.no_grad(), contextlib.suppress(OUT_OF_MEMORY):  # then nothing is cleared
-            numbers = _found(self.looks)
-            if self._marker is None:
-                self._numbers = numbers  # without marks, a copy that is on its way could be read too early
-            else:
-                self._numbers = numbers.to("cpu", non_blocking=True)
-                self._mark = self._marker.set()
-        for look in self.looks:
-            look.got = look.expected = look.allowance = None
-
-    def is_ready(self) -> bool:
-        """Whether `read` need not wait."""
-        return self._mark is None or bool(self._mark.query())
-
-    def read(self) -> list[Verdict | None]:
-        """One answer for each pair, waiting if need be."""
-        if self._numbers is None:
-            return [None] * len(self.looks)
-        if self._mark is not None and self._marker is not None:
-            self._marker.wait(self._mark)
-        rows = self._numbers.tolist()
-        self._numbers = self._mark = None
-        return [look.verdict(row) for look, row in zip(self.looks, rows)]
-
-
-def _found(looks: list[Look]) -> Tensor:
-    """A row of numbers for each."""
+def numbers_of(looks: list[Look]) -> Tensor:
+    """A row of Found's numbers for each look, on the device."""
     is_there = fused.is_there(looks[0].got.device)
     together: dict[Any, list[int]] = {}
     for index, look in enumerate(looks):

@@ -1,5 +1,5 @@
-// The digest of a tensor that lies in order in the host's memory, in one pass over it: what recording/digest.py computes
-// in several, and reductions/digest.cu on CUDA, by the same rules.
+// The digest of a tensor that lies in order in the host's memory, in one pass over it: what device/digest.py computes
+// in several, and device/digest.cu on CUDA, by the same rules.
 //
 // A row is summed up in the precision of its elements, 512 at a time, and the rest in double. Where that tells that the
 // row has NaN, infinities, or numbers in it whose squares do not fit, the row is gone over again, element by element.

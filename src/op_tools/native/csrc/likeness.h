@@ -1,8 +1,8 @@
-// What a description is made of, in numbers: calls that are alike in these are alike in words (describe.h), which take
+// What a description is made of, in numbers: calls that are alike in these are alike in words (signature.h), which take
 // several times as long to make.
 #pragma once
 
-#include "describe.h"
+#include "signature.h"
 
 #include <c10/util/SmallVector.h>
 
@@ -27,7 +27,7 @@ inline void add(Some& numbers, const char* text, Py_ssize_t length) {
 
 // False where it is not known what its words are made of, here and below.
 inline bool of_tensor(const at::Tensor& value, Some& numbers) {
-  if (!describe::is_plain(value)) return false;
+  if (!signature::is_plain(value)) return false;
   const auto sizes = value.sizes(), strides = value.strides();
   add(numbers, tensor, static_cast<int64_t>(value.scalar_type()) + (value.dim() << 8));
   numbers.append(sizes.begin(), sizes.end());
@@ -49,7 +49,7 @@ inline bool of_letters(PyObject* value, Some& numbers) {
 bool of(PyObject* value, Some& numbers);
 
 inline bool of_list(PyObject* values, Some& numbers, bool whole) {
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(values), longest = describe::longest_of(values, whole);
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(values), longest = signature::longest_of(values, whole);
   add(numbers, list, count);
   for (Py_ssize_t index = 0; index < std::min(count, longest); ++index)
     if (!of(PySequence_Fast_GET_ITEM(values, index), numbers)) return false;
@@ -116,13 +116,13 @@ inline void describe_gradient(const Gradient& gradient, std::string& text) {
   }
   const auto dtype = static_cast<c10::ScalarType>((gradient[0] >> 4) & 0xff);
   const c10::IntArrayRef both(gradient.data() + 1, gradient.size() - 1);
-  describe::plain_tensor(describe::name_of(dtype), both.slice(0, both.size() / 2), both.slice(both.size() / 2), text);
+  signature::plain_tensor(signature::name_of(dtype), both.slice(0, both.size() / 2), both.slice(both.size() / 2), text);
 }
 
 // In a list that is shortened like any other.
 inline std::string in_words(const Gradients& gradients) {
   const bool of_tensors = !gradients.empty() && !gradients[0].empty();
-  const size_t longest = of_tensors ? describe::longest_list : describe::longest_list_of_values;
+  const size_t longest = of_tensors ? signature::longest_list : signature::longest_list_of_values;
   std::string text = "[";
   for (size_t index = 0; index < std::min<size_t>(gradients.size(), longest); ++index) {
     if (index) text += ", ";

@@ -1,4 +1,4 @@
-// What OpCapture's statistics ask of every tensor of every call: what op_tools.recording.notes does in Python.
+// What OpCapture's statistics ask of every tensor of every call: what op_tools.capture.notes does in Python.
 #pragma once
 
 #include "python.h"
@@ -106,103 +106,86 @@ inline PyObject* note(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 // ---- tensors that are unchanged since they were noted ------------------------------------------------------------
 
-struct Origin {
-  int64_t description, forward_id, number;
+// What capture.notes.UnchangedTensors does in Python.
+class UnchangedTensors {
+ public:
+  void forget() {
+    known_.clear();
+  }
+
+  // -> (their numbers, for each as int64: number, description, forward_id, number there), or None
+  pybind11::object find(const pybind11::list& tensors) const {
+    std::vector<int64_t> lines;
+    for (size_t number = 0; !known_.empty() && number < tensors.size(); ++number) {
+      const at::Tensor& tensor = tensor_in(tensors, number);
+      const auto known = known_.find(tensor.unsafeGetTensorImpl());
+      if (known == known_.end() || known->second.tensor.expired() || tensor.is_inference() ||
+          known->second.version != tensor._version())
+        continue;
+      const Origin& origin = known->second.origin;
+      lines.insert(lines.end(), {static_cast<int64_t>(number), origin.description, origin.forward_id, origin.number});
+    }
+    if (lines.empty()) return pybind11::none();
+    pybind11::tuple numbers(lines.size() / 4);
+    for (size_t index = 0; index < numbers.size(); ++index) numbers[index] = lines[4 * index];
+    const auto* begin = reinterpret_cast<const char*>(lines.data());
+    return pybind11::make_tuple(numbers, pybind11::bytes(begin, lines.size() * sizeof(int64_t)));
+  }
+
+  // `found`: what `find` gave; `changed`: how many of the first are about to be changed.
+  void remember(const pybind11::list& tensors, const pybind11::object& found, int64_t description, int64_t forward_id,
+                size_t changed) {
+    std::unordered_map<int64_t, Origin> origins;
+    if (!found.is_none()) {
+      const std::string lines = found[pybind11::int_(1)].cast<pybind11::bytes>();
+      const auto* numbers = reinterpret_cast<const int64_t*>(lines.data());
+      for (size_t line = 0; line < lines.size() / 32; ++line, numbers += 4)
+        origins[numbers[0]] = {numbers[1], numbers[2], numbers[3]};
+    }
+    for (size_t number = 0; number < tensors.size(); ++number) {
+      const at::Tensor& tensor = tensor_in(tensors, number);
+      if (tensor.is_inference()) continue;
+      const auto place = static_cast<int64_t>(number);
+      const auto known = origins.find(place);
+      const Origin origin = known == origins.end() ? Origin{description, forward_id, place} : known->second;
+      WeakTensor weak(tensor.getIntrusivePtr());
+      known_.insert_or_assign(tensor.unsafeGetTensorImpl(),
+                              Unchanged{std::move(weak), static_cast<uint32_t>(tensor._version()), origin});
+    }
+    for (size_t number = 0; number < std::min(changed, tensors.size()); ++number)
+      known_.erase(tensor_in(tensors, number).unsafeGetTensorImpl());
+  }
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  struct Origin {
+    int64_t description, forward_id, number;
+  };
+
+  struct Unchanged {
+    WeakTensor tensor;
+    uint32_t version;
+    Origin origin;
+  };
+
+  std::unordered_map<const c10::TensorImpl*, Unchanged> known_;
+
+  static const at::Tensor& tensor_in(const pybind11::list& tensors, size_t number) {
+    return THPVariable_Unpack(PyList_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(number)));
+  }
 };
 
-struct Known {
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
-  uint32_t version;
-  Origin origin;
-};
-
-using Memory = std::unordered_map<const c10::TensorImpl*, Known>;
-
-constexpr const char* kMemory = "op_tools.notes.Memory";
-
-inline Memory* memory_of(PyObject* capsule) {
-  return static_cast<Memory*>(PyCapsule_GetPointer(capsule, kMemory));
-}
-
-inline PyObject* new_memory(PyObject*, PyObject*) {
-  return PyCapsule_New(new Memory, kMemory, [](PyObject* capsule) { delete memory_of(capsule); });
-}
-
-inline PyObject* forget(PyObject*, PyObject* capsule) {
-  Memory* memory = memory_of(capsule);
-  if (memory == nullptr) return nullptr;
-  memory->clear();
-  Py_RETURN_NONE;
-}
-
-// find(memory, tensors) -> (their numbers, for each as int64: number, description, forward_id, number there), or None
-inline PyObject* find(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  Memory* memory = count == 2 ? memory_of(arguments[0]) : nullptr;
-  if (memory == nullptr || !PyList_Check(arguments[1])) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "find(memory, tensors)");
-    return nullptr;
-  }
-  std::vector<int64_t> lines;
-  for (Py_ssize_t number = 0; !memory->empty() && number < PyList_GET_SIZE(arguments[1]); ++number) {
-    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(arguments[1], number));
-    const auto known = memory->find(tensor.unsafeGetTensorImpl());
-    if (known == memory->end() || known->second.tensor.expired() || tensor.is_inference() ||
-        known->second.version != tensor._version())
-      continue;
-    const Origin& origin = known->second.origin;
-    lines.insert(lines.end(), {number, origin.description, origin.forward_id, origin.number});
-  }
-  if (lines.empty()) Py_RETURN_NONE;
-  PyObject* numbers = PyTuple_New(static_cast<Py_ssize_t>(lines.size() / 4));
-  for (size_t index = 0; index < lines.size() / 4; ++index)
-    PyTuple_SET_ITEM(numbers, static_cast<Py_ssize_t>(index), PyLong_FromLongLong(lines[4 * index]));
-  const auto* begin = reinterpret_cast<const char*>(lines.data());
-  return Py_BuildValue("(NN)", numbers, bytes(std::string(begin, lines.size() * sizeof(int64_t))));
-  END_HANDLE_TH_ERRORS
-}
-
-// remember(memory, tensors, what find gave or None, description, forward_id, how many of the first will be changed)
-inline PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  Memory* memory = count == 6 ? memory_of(arguments[0]) : nullptr;
-  if (memory == nullptr || !PyList_Check(arguments[1])) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "remember(memory, tensors, found, description, call, changed)");
-    return nullptr;
-  }
-  const int64_t description = PyLong_AsLongLong(arguments[3]), forward_id = PyLong_AsLongLong(arguments[4]);
-  const int64_t changed = PyLong_AsLongLong(arguments[5]);
-  if (PyErr_Occurred()) return nullptr;
-  std::unordered_map<int64_t, Origin> origins;
-  if (arguments[2] != Py_None) {
-    PyObject* lines = PyTuple_GetItem(arguments[2], 1);
-    if (lines == nullptr || !PyBytes_Check(lines)) return nullptr;
-    const auto* numbers = reinterpret_cast<const int64_t*>(PyBytes_AS_STRING(lines));
-    for (Py_ssize_t line = 0; line < PyBytes_GET_SIZE(lines) / 32; ++line)
-      origins[numbers[4 * line]] = {numbers[4 * line + 1], numbers[4 * line + 2], numbers[4 * line + 3]};
-  }
-  for (Py_ssize_t number = 0; number < PyList_GET_SIZE(arguments[1]); ++number) {
-    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(arguments[1], number));
-    if (tensor.is_inference()) continue;
-    const auto known = origins.find(number);
-    const Origin origin = known == origins.end() ? Origin{description, forward_id, number} : known->second;
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(tensor.getIntrusivePtr());
-    memory->insert_or_assign(tensor.unsafeGetTensorImpl(),
-                             Known{std::move(weak), static_cast<uint32_t>(tensor._version()), origin});
-  }
-  for (Py_ssize_t number = 0; number < std::min<int64_t>(changed, PyList_GET_SIZE(arguments[1])); ++number)
-    memory->erase(THPVariable_Unpack(PyList_GET_ITEM(arguments[1], number)).unsafeGetTensorImpl());
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
+inline bool add_to(PyObject* module) {
+  static PyMethodDef functions[] = {
+      {"note", python::method(note), METH_FASTCALL, "(args, kwargs) -> (key, tensors, addresses), or None"},
+      {nullptr, nullptr, 0, nullptr}};
+  pybind11::class_<UnchangedTensors>(module, "UnchangedTensors", pybind11::module_local())
+      .def(pybind11::init<>())
+      .def("forget", &UnchangedTensors::forget)
+      .def("find", &UnchangedTensors::find, "(tensors) -> (numbers, lines), or None")
+      .def("remember", &UnchangedTensors::remember, "(tensors, what find gave, description, forward_id, changed)");
+  return PyModule_AddFunctions(module, functions) == 0;
 }
 
 }  // namespace notes
-
-// For the module's table of functions.
-#define NOTES_FUNCTIONS                                                                                        \
-  {"note", python::method(notes::note), METH_FASTCALL, "(args, kwargs) -> (key, tensors, addresses), or None"},   \
-      {"memory_of_tensors", notes::new_memory, METH_NOARGS, "() -> what the three below take"},                \
-      {"forget_tensors", notes::forget, METH_O, "(memory)"},                                                   \
-      {"find_tensors", python::method(notes::find), METH_FASTCALL, "(memory, tensors) -> (numbers, lines), or None"}, \
-      {"remember_tensors", python::method(notes::remember), METH_FASTCALL,                                        \
-       "(memory, tensors, what find_tensors gave, description, forward_id, changed)"},

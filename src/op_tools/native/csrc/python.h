@@ -8,6 +8,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -65,6 +66,47 @@ template <typename Function>
 PyCFunction method(Function function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
+
+// An object of Python's that holds a value of ours, for what is asked at every call; pybind11 makes the others.
+template <typename Value>
+struct Object {
+  PyObject_HEAD
+  Value value;
+
+  static inline PyTypeObject* type = nullptr;
+
+  static Value& of(PyObject* self) {
+    return reinterpret_cast<Object*>(self)->value;
+  }
+
+  static PyObject* make(Value value) {
+    PyObject* made = type->tp_alloc(type, 0);
+    if (made != nullptr) new (&of(made)) Value(std::move(value));
+    return made;
+  }
+
+  static void release(PyObject* self) {
+    PyTypeObject* its_type = Py_TYPE(self);
+    of(self).~Value();
+    its_type->tp_free(self);
+    Py_DECREF(its_type);
+  }
+
+  // `name`: with that of the module before it.
+  static bool add_to(PyObject* module, const char* name, PyMethodDef* methods, newfunc make_new = nullptr) {
+    PyType_Slot slots[] = {
+        {Py_tp_dealloc, reinterpret_cast<void*>(release)},
+        {Py_tp_methods, methods},
+        {make_new == nullptr ? 0 : Py_tp_new, reinterpret_cast<void*>(make_new)},
+        {0, nullptr},
+    };
+    PyType_Spec spec = {name, sizeof(Object), 0, Py_TPFLAGS_DEFAULT, slots};
+    type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+    if (type == nullptr) return false;
+    Py_INCREF(type);
+    return PyModule_AddObject(module, std::strrchr(name, '.') + 1, reinterpret_cast<PyObject*>(type)) == 0;
+  }
+};
 
 inline PyObject* text(const std::string& value) {
   return PyUnicode_FromStringAndSize(value.data(), static_cast<Py_ssize_t>(value.size()));

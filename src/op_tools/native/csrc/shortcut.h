@@ -5,9 +5,9 @@
 
 #include "python.h"
 
-#include "calls.h"
-#include "edges.h"
-#include "frames.h"
+#include "span.h"
+#include "gradients.h"
+#include "where.h"
 
 #include <ATen/TracerMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -81,7 +81,7 @@ inline bool is_on_device(PyObject* args, PyObject* kwargs, const Surroundings& a
 // The places that one op is called from, in words.
 class Sites {
  public:
-  std::shared_ptr<const timer::Site> find(const std::string& name, const frames::Place& place, const Surroundings& around) {
+  std::shared_ptr<const timer::Site> find(const std::string& name, const where::Place& place, const Surroundings& around) {
     const Py_ssize_t count_of_paths = PyDict_Size(around.paths.ptr());
     if (count_of_paths != count_of_paths_ || known_.size() > most) known_.clear();  // paths may have changed
     count_of_paths_ = count_of_paths;
@@ -102,7 +102,7 @@ class Sites {
  private:
   static constexpr size_t most = 1000;
 
-  struct Known {
+  struct KnownSite {
     Object code, module;  // that one is held, of this one is known whether it is still there
     std::shared_ptr<const timer::Site> site;
   };
@@ -119,14 +119,14 @@ class Sites {
     return !stolen(PyObject_CallNoArgs(reference.ptr())).is_none();
   }
 
-  std::unordered_map<Key, Known, Hash> known_;
+  std::unordered_map<Key, KnownSite, Hash> known_;
   Py_ssize_t count_of_paths_ = 0;
 };
 
 // One call, between its beginning and its end.
 struct OnTheWay {
-  timer::TimedCall timed;
-  edges::Inputs inputs;
+  timer::Span span;
+  gradients::Inputs inputs;
   uint64_t since = 0;
   bool wants_gradients = false;
 };
@@ -142,10 +142,10 @@ struct Shortcut {
 
   // False where the call must go the other way.
   bool begin(PyObject* args, PyObject* kwargs, OnTheWay& call) {
-    frames::Place place;
+    where::Place place;
     c10::Device device = c10::kCPU;
     if (!is_on_device(args, kwargs, around, device) || !is_usual(device, around) ||
-        !frames::find(around.files.ptr(), around.calls_forward.ptr(), place))
+        !where::find(around.files.ptr(), around.calls_forward.ptr(), place))
       return false;
     static PyObject* const current = PyUnicode_InternFromString("current");
     auto told = timer->new_call();
@@ -153,20 +153,20 @@ struct Shortcut {
     told->step = PyLong_AsLongLong(stolen(PyObject_GetAttr(around.steps.ptr(), current)).ptr());
     told->id = PyLong_AsLongLong(stolen(PyIter_Next(around.ids.ptr())).ptr());
     if (at::GradMode::is_enabled()) {
-      const bool among_args = edges::note(args, call.inputs);
-      call.wants_gradients = edges::note(kwargs, call.inputs) || among_args;
+      const bool among_args = gradients::note(args, call.inputs);
+      call.wants_gradients = gradients::note(kwargs, call.inputs) || among_args;
       call.since = at::sequence_number::peek();
     }
-    call.timed.timer = timer;
-    call.timed.call = std::move(told);
-    call.timed.begin(args, kwargs);
+    call.span.timer = timer;
+    call.span.call = std::move(told);
+    call.span.begin(args, kwargs);
     return true;
   }
 
   static void end(OnTheWay& call, PyObject* result) {
-    auto& timed = call.timed;
-    if (timed.finish(result) && call.wants_gradients)
-      edges::watch(call.inputs, call.since, result, nullptr, false, {{timed.timer, timed.call, timed.clock}});
+    auto& span = call.span;
+    if (span.finish(result) && call.wants_gradients)
+      gradients::watch(call.inputs, call.since, result, nullptr, false, {{span.timer, span.call, span.clock}});
   }
 
   // Hands the error that is set to whoever reports it.
@@ -204,7 +204,7 @@ struct Shortcut {
     if (result == nullptr) {
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
-      if (!try_to([&] { call.timed.give_up(); })) PyErr_Clear();
+      if (!try_to([&] { call.span.give_up(); })) PyErr_Clear();
       PyErr_Restore(type, value, traceback);
       return nullptr;
     }
@@ -218,27 +218,22 @@ struct Shortcut {
 
 // ---- for Python ------------------------------------------------------------------------------------------------------
 
-struct ShortcutObject {
-  PyObject_HEAD
-  Shortcut shortcut;
-};
+using ShortcutObject = python::Object<Shortcut>;
 
 // Shortcut(timer, name, report, otherwise, surroundings)
-inline PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
+inline PyObject* make(PyTypeObject*, PyObject* arguments, PyObject*) {
+  HANDLE_TH_ERRORS
   PyObject *timer, *report, *otherwise, *parts[9];
   const char* name;
-  if (!PyArg_ParseTuple(arguments, "O!sOO(OOOOOOOOO)", timer::timer_type, &timer, &name, &report, &otherwise, &parts[0],
-                        &parts[1], &parts[2], &parts[3], &parts[4], &parts[5], &parts[6], &parts[7], &parts[8]))
+  if (!PyArg_ParseTuple(arguments, "OsOO(OOOOOOOOO)", &timer, &name, &report, &otherwise, &parts[0], &parts[1],
+                        &parts[2], &parts[3], &parts[4], &parts[5], &parts[6], &parts[7], &parts[8]))
     return nullptr;
   Surroundings around{borrowed(parts[0]), borrowed(parts[1]), borrowed(parts[2]), borrowed(parts[3]),
                       borrowed(parts[4]), borrowed(parts[5]), borrowed(parts[6]), borrowed(parts[7]),
                       borrowed(parts[8])};
-  PyObject* made = type->tp_alloc(type, 0);
-  if (made == nullptr) return nullptr;
-  new (&reinterpret_cast<ShortcutObject*>(made)->shortcut)
-      Shortcut{reinterpret_cast<timer::TimerObject*>(timer)->timer, name, borrowed(report), borrowed(otherwise),
-               std::move(around), {}};
-  return made;
+  return ShortcutObject::make({pybind11::cast<std::shared_ptr<timer::Timer>>(pybind11::handle(timer)), name,
+                               borrowed(report), borrowed(otherwise), std::move(around), {}});
+  END_HANDLE_TH_ERRORS
 }
 
 inline PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
@@ -248,14 +243,7 @@ inline PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t cou
   }
   // the tool may stop in the middle of a call
   const auto held = borrowed(self);
-  return reinterpret_cast<ShortcutObject*>(self)->shortcut.call(arguments[0], arguments[1], arguments[2]);
-}
-
-inline void release(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  reinterpret_cast<ShortcutObject*>(self)->shortcut.~Shortcut();
-  type->tp_free(self);
-  Py_DECREF(type);
+  return ShortcutObject::of(self).call(arguments[0], arguments[1], arguments[2]);
 }
 
 inline bool add_to(PyObject* module) {
@@ -264,15 +252,7 @@ inline bool add_to(PyObject* module) {
        "(func, args, kwargs) -> what func returns; or `otherwise` where nothing was done"},
       {nullptr, nullptr, 0, nullptr},
   };
-  static PyType_Slot slots[] = {
-      {Py_tp_new, reinterpret_cast<void*>(make)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(release)},
-      {Py_tp_methods, methods},
-      {0, nullptr},
-  };
-  static PyType_Spec spec = {"op_tools_native.Shortcut", sizeof(ShortcutObject), 0, Py_TPFLAGS_DEFAULT, slots};
-  PyObject* type = PyType_FromSpec(&spec);
-  return type != nullptr && PyModule_AddObject(module, "Shortcut", type) == 0;
+  return ShortcutObject::add_to(module, "op_tools_native.Shortcut", methods, make);
 }
 
 }  // namespace shortcut

@@ -1,12 +1,12 @@
 // The clock of OpTimeMeasure: when each op and each of its autograd nodes began and ended, on the host and on the device.
 //
-// A span is one stretch of time: a call's forward, or nodes of its backward that run one after the other. Those of
+// A stretch is one piece of time: a call's forward, or nodes of its backward that run one after the other. Those of
 // backward come and go without Python. Whoever reads them gets the ones that the device has passed.
 #pragma once
 
 #include "python.h"
 
-#include "book.h"
+#include "ledger.h"
 
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -129,11 +129,11 @@ inline DeviceClock* clock_of(c10::Device device) {
   return found->second.get();
 }
 
-struct Span {
+struct Stretch {
   std::shared_ptr<Call> call;
   bool backward = false;
   bool is_last = false;         // nothing more will come for its call
-  std::shared_ptr<Span> outer;  // that of the call which this one is inside of
+  std::shared_ptr<Stretch> outer;  // that of the call which this one is inside of
   double inner = 0;             // ms of the calls inside this one
   uint64_t thread = 0;
   int64_t began = 0, ended = 0;
@@ -189,9 +189,9 @@ struct Span {
   }
 };
 
-// A span that has ended, or the gradients of a call that have flowed.
+// A stretch that has ended, or the gradients of a call that have flowed.
 struct Entry {
-  std::shared_ptr<Span> span;
+  std::shared_ptr<Stretch> stretch;
   std::shared_ptr<Call> call;
   Text inputs, outputs;
 };
@@ -229,8 +229,8 @@ class Pool {
 
 // What one thread is in the middle of.
 struct Thread {
-  std::vector<std::shared_ptr<Span>> running;  // calls inside calls, the innermost last
-  std::shared_ptr<Span> ended;  // in backward: the op may have another node, which would be the next to run
+  std::vector<std::shared_ptr<Stretch>> running;  // calls inside calls, the innermost last
+  std::shared_ptr<Stretch> ended;  // in backward: the op may have another node, which would be the next to run
 };
 
 class Timer {
@@ -246,63 +246,63 @@ class Timer {
     return calls_.take();
   }
 
-  std::shared_ptr<Span> begin(std::shared_ptr<Call> call, bool backward, DeviceClock* clock, bool may_vanish) {
+  std::shared_ptr<Stretch> begin(std::shared_ptr<Call> call, bool backward, DeviceClock* clock, bool may_vanish) {
     const auto identity = static_cast<uint64_t>(pthread_self());
-    std::shared_ptr<Span> span;
+    std::shared_ptr<Stretch> stretch;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      span = enter(threads_[identity], identity, std::move(call), backward, may_vanish);
+      stretch = enter(threads_[identity], identity, std::move(call), backward, may_vanish);
     }
-    span->begin(clock);
-    return span;
+    stretch->begin(clock);
+    return stretch;
   }
 
   // Whatever is above it on the stack was given up in the middle: an error went through it.
-  void leave(const std::shared_ptr<Span>& span) {
+  void leave(const std::shared_ptr<Stretch>& stretch) {
     std::lock_guard<std::mutex> lock(mutex_);
-    leave(threads_[span->thread], span);
+    leave(threads_[stretch->thread], stretch);
   }
 
-  void add(std::shared_ptr<Span> span) {
+  void add(std::shared_ptr<Stretch> stretch) {
     std::lock_guard<std::mutex> lock(mutex_);
-    entries_.push_back({std::move(span), nullptr, {}, {}});
+    entries_.push_back({std::move(stretch), nullptr, {}, {}});
   }
 
   void node_begins(const std::shared_ptr<Call>& call, DeviceClock* clock) {
     if (is_closed_) return;
     const auto identity = static_cast<uint64_t>(pthread_self());
-    std::shared_ptr<Span> span;
+    std::shared_ptr<Stretch> stretch;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       Thread& thread = threads_[identity];
       if (thread.ended != nullptr && thread.ended->call == call) {
-        // the op's next node follows its last one: one span for both
+        // the op's next node follows its last one: one stretch for both
         thread.running.push_back(std::move(thread.ended));
         thread.ended = nullptr;
         return;
       }
-      span = enter(thread, identity, call, true, false);
+      stretch = enter(thread, identity, call, true, false);
     }
-    span->begin(clock);
+    stretch->begin(clock);
   }
 
   // `is_near`: its op has more nodes to come.
   void node_ends(const std::shared_ptr<Call>& call, bool is_near) {
     if (is_closed_) return;
     Thread* thread = nullptr;  // it stays where it is
-    std::shared_ptr<Span> span;
+    std::shared_ptr<Stretch> stretch;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       thread = &threads_[static_cast<uint64_t>(pthread_self())];
       auto& running = thread->running;
-      for (auto found = running.rbegin(); found != running.rend() && span == nullptr; ++found)
-        if ((*found)->call == call && (*found)->backward) span = *found;
+      for (auto found = running.rbegin(); found != running.rend() && stretch == nullptr; ++found)
+        if ((*found)->call == call && (*found)->backward) stretch = *found;
     }
-    if (span == nullptr) return;
-    span->finish(is_near);
+    if (stretch == nullptr) return;
+    stretch->finish(is_near);
     std::lock_guard<std::mutex> lock(mutex_);
-    leave(*thread, span);
-    thread->ended = std::move(span);
+    leave(*thread, stretch);
+    thread->ended = std::move(stretch);
   }
 
   void flowed(const std::shared_ptr<Call>& call, const likeness::Gradients& inputs, const likeness::Gradients& outputs) {
@@ -327,7 +327,7 @@ class Timer {
     auto entries = take(everything, everything || unread() >= most_unread_);
     const bool wants_moment = book.wants_trace();
     for (auto& entry : entries)
-      if (entry.span != nullptr) entry.span->ask(wants_moment);
+      if (entry.stretch != nullptr) entry.stretch->ask(wants_moment);
     std::lock_guard<std::mutex> lock(mutex_);
     asked_.insert(asked_.end(), std::make_move_iterator(entries.begin()), std::make_move_iterator(entries.end()));
   }
@@ -340,17 +340,17 @@ class Timer {
       std::lock_guard<std::mutex> lock(mutex_);
       answers.swap(asked_);
     }
-    Pool<Span> spans;
+    Pool<Stretch> stretches;
     Pool<Call> calls;
     for (auto& entry : answers) {
       take_in(entry);
-      if (entry.span != nullptr) entry.call = std::move(entry.span->call);
-      spans.give_back(std::move(entry.span));
+      if (entry.stretch != nullptr) entry.call = std::move(entry.stretch->call);
+      stretches.give_back(std::move(entry.stretch));
       calls.give_back(std::move(entry.call));
     }
     answers.clear();
     std::lock_guard<std::mutex> lock(mutex_);
-    spans_.give_back(spans);
+    stretches_.give_back(stretches);
     calls_.give_back(calls);
     if (asked_.capacity() == 0) asked_.swap(answers);  // its memory
   }
@@ -375,17 +375,17 @@ class Timer {
   std::optional<c10::Device> latest;  // an op that makes its tensors: they will be where the last ones were
 
  private:
-  std::shared_ptr<Span> enter(Thread& thread, uint64_t identity, std::shared_ptr<Call> call, bool backward,
+  std::shared_ptr<Stretch> enter(Thread& thread, uint64_t identity, std::shared_ptr<Call> call, bool backward,
                               bool may_vanish) {
-    auto span = spans_.take();
-    span->call = std::move(call);
-    span->backward = backward;
-    span->thread = identity;
+    auto stretch = stretches_.take();
+    stretch->call = std::move(call);
+    stretch->backward = backward;
+    stretch->thread = identity;
     hand_over(thread);
     if (thread.running.size() > deepest) thread.running.clear();
-    if (!thread.running.empty()) span->outer = thread.running.back();
-    if (!may_vanish) thread.running.push_back(span);
-    return span;
+    if (!thread.running.empty()) stretch->outer = thread.running.back();
+    if (!may_vanish) thread.running.push_back(stretch);
+    return stretch;
   }
 
   void hand_over(Thread& thread) {
@@ -395,11 +395,11 @@ class Timer {
     thread.ended = nullptr;
   }
 
-  void leave(Thread& thread, const std::shared_ptr<Span>& span) {
+  void leave(Thread& thread, const std::shared_ptr<Stretch>& stretch) {
     hand_over(thread);
     auto& running = thread.running;
     while (!running.empty()) {
-      const bool found = running.back() == span;
+      const bool found = running.back() == stretch;
       running.pop_back();
       if (found) break;
     }
@@ -409,8 +409,8 @@ class Timer {
   static bool passed(const std::vector<Entry>& entries, bool wait) {
     std::map<std::pair<DeviceClock*, c10::StreamId>, c10::Event*> last;
     for (const auto& entry : entries)
-      if (entry.span != nullptr && entry.span->clock != nullptr)
-        last[{entry.span->clock, entry.span->stream->id()}] = entry.span->end.get();
+      if (entry.stretch != nullptr && entry.stretch->clock != nullptr)
+        last[{entry.stretch->clock, entry.stretch->stream->id()}] = entry.stretch->end.get();
     for (const auto& [key, event] : last) {
       if (wait)
         event->synchronize();
@@ -446,7 +446,7 @@ class Timer {
   std::unordered_map<uint64_t, Thread> threads_;
   std::vector<Entry> entries_;
   std::vector<Entry> asked_;
-  Pool<Span> spans_;
+  Pool<Stretch> stretches_;
   Pool<Call> calls_;
   std::mutex asking_;  // one at a time, so that answers are in order
 };

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from op_tools.overflow.finite import Batch
+from op_tools.device.queues import Batch
 from op_tools.values.tensors import are_these
 
-MOST_REMEMBERED = 10_000  # tensors; then those that are gone are swept out
-_MOST_LISTS = 1_000  # of tensors that were changed together
+MAX_TENSORS = 10_000  # tensors; then those that are gone are swept out
+_MAX_LISTS = 1_000  # of tensors that were changed together
 
 
-class _Remembered(weakref.ref[Tensor]):
+class KnownTensor(weakref.ref[Tensor]):
     """A tensor as it was at one version."""
 
     __slots__ = ("batch", "is_view", "value", "version")
@@ -25,44 +25,41 @@ class _Remembered(weakref.ref[Tensor]):
 
     def can_be_reached(self) -> bool:
         """Whether a change of it now could change what is yet to be looked at: itself, or what it is a view of."""
-        return self.is_view or (self.batch is not None and not self.batch.launched)
+        return self.is_view or (self.batch is not None and not self.batch.is_launched)
 
 
-class Memory:
+class KnownTensors:
     """Tensors that something is known of, each at one version."""
 
     def __init__(self) -> None:
-        self._tensors: dict[int, _Remembered] = {}
-        self._most = MOST_REMEMBERED
-
-    def __bool__(self) -> bool:
-        return bool(self._tensors)
+        self.tensors: dict[int, KnownTensor] = {}
+        self._max_tensors = MAX_TENSORS
 
     def put(self, tensor: Tensor, version: int | None, batch: Batch | None = None, value: float = 0.0) -> None:
-        remembered = self._tensors.get(id(tensor))
-        if remembered is None or remembered() is not tensor:
-            if len(self._tensors) >= self._most:
-                self._tensors = {key: one for key, one in self._tensors.items() if one() is not None}
-                self._most = max(MOST_REMEMBERED, 2 * len(self._tensors))
-            remembered = self._tensors[id(tensor)] = _Remembered(tensor)
-            remembered.is_view = tensor._is_view()
-        remembered.version, remembered.batch, remembered.value = version, batch, value
+        known = self.tensors.get(id(tensor))
+        if known is None or known() is not tensor:
+            if len(self.tensors) >= self._max_tensors:
+                self.tensors = {key: one for key, one in self.tensors.items() if one() is not None}
+                self._max_tensors = max(MAX_TENSORS, 2 * len(self.tensors))
+            known = self.tensors[id(tensor)] = KnownTensor(tensor)
+            known.is_view = tensor._is_view()
+        known.version, known.batch, known.value = version, batch, value
 
-    def get(self, tensor: Tensor, version: int | None) -> _Remembered | None:
-        known = self._tensors.get(id(tensor))
+    def get(self, tensor: Tensor, version: int | None) -> KnownTensor | None:
+        known = self.tensors.get(id(tensor))
         if known is None or version is None or known.version != version or known() is not tensor:
             return None
         return known
 
     def has_none_of(self, tensors: Iterable[Tensor]) -> bool:
         """False where something may be known of one of them, at whatever version."""
-        return self._tensors.keys().isdisjoint(map(id, tensors))
+        return self.tensors.keys().isdisjoint(map(id, tensors))
 
     def forget(self, tensor: Tensor) -> None:
-        self._tensors.pop(id(tensor), None)
+        self.tensors.pop(id(tensor), None)
 
 
-class Together:
+class KnownList:
     """Tensors that were changed together, as an optimizer's are, at their versions."""
 
     __slots__ = ("batch", "has_view", "tensors", "versions")
@@ -78,27 +75,27 @@ class Together:
         return are_these(self.tensors, tensors)
 
     def can_be_reached(self) -> bool:
-        return self.has_view or (self.batch is not None and not self.batch.launched)
+        return self.has_view or (self.batch is not None and not self.batch.is_launched)
 
 
-class Lists:
+class KnownLists:
     """Lists of tensors that were changed in place, and looked at since. The first tensor tells them apart."""
 
     def __init__(self) -> None:
-        self._lists: dict[int, Together] = {}
+        self._lists: dict[int, KnownList] = {}
 
     def put(
-        self, tensors: Sequence[Tensor], versions: list[int | None], batch: Batch, same: Together | None = None
+        self, tensors: Sequence[Tensor], versions: list[int | None], batch: Batch, same: KnownList | None = None
     ) -> None:
         """`same`: what `get` gave for these tensors, where it did."""
         known = self._lists.get(id(tensors[0]))
         if known is None or (known is not same and not known.holds(tensors)):
-            if len(self._lists) >= _MOST_LISTS:
+            if len(self._lists) >= _MAX_LISTS:
                 self._lists.clear()
-            known = self._lists[id(tensors[0])] = Together(tensors)
+            known = self._lists[id(tensors[0])] = KnownList(tensors)
         known.versions, known.batch = versions, batch
 
-    def get(self, tensors: Sequence[Tensor], versions: list[int | None]) -> Together | None:
+    def get(self, tensors: Sequence[Tensor], versions: list[int | None]) -> KnownList | None:
         known = self._lists.get(id(tensors[0]))
         if known is None or known.versions != versions or None in versions or not known.holds(tensors):
             return None

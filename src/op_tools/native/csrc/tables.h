@@ -1,7 +1,7 @@
 // What the tables of arguments tell of each value: what op_tools.show does in Python.
 #pragma once
 
-#include "memory.h"
+#include "places.h"
 
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/Size.h>
@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-namespace rows {
+namespace tables {
 
 // Addresses and numbers in words, in the order of the rows: what is new in a table each time.
 class Values {
@@ -98,7 +98,7 @@ class Finder {
   }
 
   bool add_tensor(const at::Tensor& tensor) {
-    if (!memory::is_there(tensor)) return false;
+    if (!places::is_there(tensor)) return false;
     const auto sizes = tensor.sizes();
     const auto strides = tensor.strides();
     const auto device = tensor.device();
@@ -321,4 +321,4 @@ inline bool make_type() {
   return rows_type != nullptr;
 }
 
-}  // namespace rows
+}  // namespace tables

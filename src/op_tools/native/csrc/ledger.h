@@ -3,12 +3,12 @@
 
 #include "python.h"
 
-#include "decimals.h"
 #include "likeness.h"
 
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <cstdio>
 #include <map>
 #include <unordered_map>
 
@@ -125,7 +125,7 @@ struct Total {
 };
 
 // One stretch of time that has been read, in ms, and when it began in microseconds, on the host and on the device.
-struct Stretch {
+struct Measured {
   bool backward, is_last, has_inner;
   uint64_t thread;
   double began, host, moment, elapsed, own;
@@ -143,23 +143,23 @@ class Book {
     return lines_left_ > 0;
   }
 
-  void take_in(const std::shared_ptr<Call>& of, const Stretch& stretch) {
+  void take_in(const std::shared_ptr<Call>& of, const Measured& measured) {
     Call& call = *of;
     if (call.is_written) call.begin_row();
-    if (wants_trace()) draw(call, stretch);
+    if (wants_trace()) draw(call, measured);
     Total& total = phrases_of(*call.site).total;
-    total.has_inner |= stretch.has_inner;
-    total.all_in_all += stretch.elapsed;
-    if (stretch.backward) {
-      total.backward += stretch.own;
-      call.backward = std::max(call.backward, 0.0) + stretch.elapsed;
-      call.backward_host = std::max(call.backward_host, 0.0) + stretch.host;
+    total.has_inner |= measured.has_inner;
+    total.all_in_all += measured.elapsed;
+    if (measured.backward) {
+      total.backward += measured.own;
+      call.backward = std::max(call.backward, 0.0) + measured.elapsed;
+      call.backward_host = std::max(call.backward_host, 0.0) + measured.host;
     } else {
-      total.forward += stretch.own;
+      total.forward += measured.own;
       ++total.calls;
-      call.forward = stretch.elapsed;
-      call.forward_host = stretch.host;
-      if (stretch.is_last)
+      call.forward = measured.elapsed;
+      call.forward_host = measured.host;
+      if (measured.is_last)
         write(call, nullptr, nullptr);
       else
         waiting_.emplace(call.id, of);
@@ -199,12 +199,17 @@ class Book {
     text.append(letters, static_cast<size_t>(std::to_chars(letters, letters + sizeof letters, number).ptr - letters));
   }
 
+  static void add_decimal(std::string& text, const char* format, double value) {
+    char letters[400];  // the largest number has 309 digits before its point
+    text.append(letters, static_cast<size_t>(std::snprintf(letters, sizeof letters, format, value)));
+  }
+
   static void add_time(std::string& text, double elapsed) {
-    if (!(elapsed < 0)) decimals::add<8>(text, elapsed);
+    if (!(elapsed < 0)) add_decimal(text, "%.8f", elapsed);
   }
 
   static void add_moment(std::string& text, double microseconds) {
-    if (!(microseconds < 0)) decimals::add<3>(text, microseconds);
+    if (!(microseconds < 0)) add_decimal(text, "%.3f", microseconds);
   }
 
   void write(Call& call, const Text& grad_inputs, const Text& grad_outputs) {
@@ -232,10 +237,10 @@ class Book {
     call.is_written = true;
   }
 
-  void draw(const Call& call, const Stretch& stretch) {
-    draw_one(call, stretch.backward, track_of_thread(stretch.thread), stretch.began, stretch.host);
-    if (stretch.device != nullptr)
-      draw_one(call, stretch.backward, track_of_stream(*stretch.device, stretch.stream), stretch.moment, stretch.elapsed);
+  void draw(const Call& call, const Measured& measured) {
+    draw_one(call, measured.backward, track_of_thread(measured.thread), measured.began, measured.host);
+    if (measured.device != nullptr)
+      draw_one(call, measured.backward, track_of_stream(*measured.device, measured.stream), measured.moment, measured.elapsed);
   }
 
   void draw_one(const Call& call, bool backward, const std::string& track, double start, double duration) {

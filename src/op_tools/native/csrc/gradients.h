@@ -1,12 +1,12 @@
-// The gradients at the edge of one op call: what op_tools.gradients does, with hooks that need no Python.
+// The gradients at the edge of one op call: what op_tools.core.gradients does, with hooks that need no Python.
 //
 // The nodes that an op made have sequence numbers from the time it ran; whatever they lead to beyond that is an input.
 #pragma once
 
 #include "python.h"
 
-#include "calls.h"
-#include "describe.h"
+#include "span.h"
+#include "signature.h"
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/engine.h>
@@ -20,7 +20,7 @@
 #include <typeinfo>
 #include <unordered_set>
 
-namespace edges {
+namespace gradients {
 
 using torch::autograd::Node;
 using torch::autograd::Variable;
@@ -52,9 +52,9 @@ using Route = std::pair<uint32_t, uint32_t>;  // index among the gradients of a 
 using Routes = c10::SmallVector<Route, 2>;
 
 // Gathers what the hooks of one op see, and hands it over when all of them have run or the pass is over.
-class Record : public std::enable_shared_from_this<Record> {
+class CallGradients : public std::enable_shared_from_this<CallGradients> {
  public:
-  Record(python::Reference listener, bool tells_nodes, Watches watches, size_t inputs, size_t outputs)
+  CallGradients(python::Reference listener, bool tells_nodes, Watches watches, size_t inputs, size_t outputs)
       : listener_(std::move(listener)),
         tells_nodes_(tells_nodes),
         watches_(std::move(watches)),
@@ -206,17 +206,17 @@ class Record : public std::enable_shared_from_this<Record> {
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {}
 
 struct BeforeNode : torch::autograd::FunctionPreHook {
-  explicit BeforeNode(std::shared_ptr<Record> to) : record(std::move(to)) {}
+  explicit BeforeNode(std::shared_ptr<CallGradients> to) : record(std::move(to)) {}
   variable_list operator()(const variable_list& gradients) override {
     record->node_begins();
     return gradients;
   }
   LEFT_OUT_OF_COMPILED_GRAPHS
-  std::shared_ptr<Record> record;
+  std::shared_ptr<CallGradients> record;
 };
 
 struct AfterNode : torch::autograd::FunctionPostHook {
-  AfterNode(std::shared_ptr<Record> to, bool ends, Routes inputs, Routes outputs)
+  AfterNode(std::shared_ptr<CallGradients> to, bool ends, Routes inputs, Routes outputs)
       : record(std::move(to)), is_timed(ends), routes(std::move(inputs)), arrivals(std::move(outputs)) {}
   variable_list operator()(const variable_list& grad_inputs, const variable_list& grad_outputs) override {
     if (is_timed) record->node_ends();
@@ -224,18 +224,17 @@ struct AfterNode : torch::autograd::FunctionPostHook {
     return grad_inputs;
   }
   LEFT_OUT_OF_COMPILED_GRAPHS
-  std::shared_ptr<Record> record;
+  std::shared_ptr<CallGradients> record;
   bool is_timed;
   Routes routes, arrivals;
 };
 
-struct EdgesObject {
-  PyObject_HEAD
+struct Edges {
   Inputs inputs;
   uint64_t since;
 };
 
-inline PyTypeObject* edges_type = nullptr;
+using EdgesObject = python::Object<Edges>;
 
 inline bool note(PyObject* values, Inputs& inputs) {
   bool wanted = false;
@@ -265,11 +264,7 @@ inline PyObject* of_inputs(PyObject*, PyObject* const* arguments, Py_ssize_t cou
   Inputs inputs;
   const bool among_args = note(arguments[0], inputs);
   if (!(note(arguments[1], inputs) || among_args)) Py_RETURN_NONE;
-  auto* made = PyObject_New(EdgesObject, edges_type);
-  if (made == nullptr) return nullptr;
-  new (&made->inputs) Inputs(std::move(inputs));
-  made->since = at::sequence_number::peek();
-  return reinterpret_cast<PyObject*>(made);
+  return EdgesObject::make({std::move(inputs), at::sequence_number::peek()});
   END_HANDLE_TH_ERRORS
 }
 
@@ -294,7 +289,7 @@ class Subgraph {
     return outputs_.size();
   }
 
-  void hook(const std::shared_ptr<Record>& record, bool timed) {
+  void hook(const std::shared_ptr<CallGradients>& record, bool timed) {
     for (size_t found = 0; found < nodes_.size(); ++found) {
       const auto node = nodes_[found];
       Routes routes, arrivals;
@@ -360,7 +355,7 @@ inline bool watch(const Inputs& inputs, uint64_t since, PyObject* result, python
   Subgraph subgraph(inputs, since, result);
   if (subgraph.is_empty()) return false;
   const bool timed = tells_nodes || !watches.empty();
-  subgraph.hook(std::make_shared<Record>(std::move(listener), tells_nodes, std::move(watches), inputs.size(),
+  subgraph.hook(std::make_shared<CallGradients>(std::move(listener), tells_nodes, std::move(watches), inputs.size(),
                                          subgraph.outputs()),
                 timed);
   return true;
@@ -373,23 +368,16 @@ inline PyObject* watch_from_python(PyObject* self, PyObject* const* arguments, P
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  auto* object = reinterpret_cast<EdgesObject*>(self);
+  const Edges& edges = EdgesObject::of(self);
   Watches watches;
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(arguments[3]); ++index) {
-    const auto& timed = reinterpret_cast<timer::SpanObject*>(PyTuple_GET_ITEM(arguments[3], index))->timed;
-    watches.push_back({timed.timer, timed.call, timed.clock});
+    const auto& span = timer::SpanObject::of(PyTuple_GET_ITEM(arguments[3], index));
+    watches.push_back({span.timer, span.call, span.clock});
   }
   auto listener = arguments[1] == Py_None ? nullptr : python::hold(arguments[1]);
-  return PyBool_FromLong(watch(object->inputs, object->since, arguments[0], std::move(listener),
+  return PyBool_FromLong(watch(edges.inputs, edges.since, arguments[0], std::move(listener),
                                arguments[2] == Py_True, std::move(watches)));
   END_HANDLE_TH_ERRORS
-}
-
-inline void free_edges(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  reinterpret_cast<EdgesObject*>(self)->inputs.~Inputs();
-  PyObject_Free(self);
-  Py_DECREF(type);
 }
 
 inline bool add_to(PyObject* module) {
@@ -397,16 +385,7 @@ inline bool add_to(PyObject* module) {
       {"watch", python::method(watch_from_python), METH_FASTCALL, "(result, listener, tells_nodes, spans) -> will gradients flow?"},
       {nullptr, nullptr, 0, nullptr},
   };
-  static PyType_Slot slots[] = {
-      {Py_tp_dealloc, reinterpret_cast<void*>(free_edges)},
-      {Py_tp_methods, methods},
-      {0, nullptr},
-  };
-  static PyType_Spec spec = {"op_tools_native.Edges", sizeof(EdgesObject), 0, Py_TPFLAGS_DEFAULT, slots};
-  edges_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-  if (edges_type == nullptr) return false;
-  Py_INCREF(edges_type);
-  return PyModule_AddObject(module, "Edges", reinterpret_cast<PyObject*>(edges_type)) == 0;
+  return EdgesObject::add_to(module, "op_tools_native.Edges", methods);
 }
 
-}  // namespace edges
+}  // namespace gradients

@@ -11,7 +11,7 @@ from torch import Tensor
 from op_tools.device.staging import staged_as
 from op_tools.values.tensors import with_memory
 
-MOST = 160  # tensors, as in digest.cu
+MAX_TENSORS = 160  # tensors, as in digest.cu
 # dtypes that the kernels read, and their numbers in digest.cu
 KINDS = {
     torch.float32: 0,
@@ -29,7 +29,7 @@ KINDS = {
 _Member = tuple[int, int, torch.dtype]  # number of the tensor, elements, dtype that the kernel reads
 
 
-class Chunk:
+class TensorGroup:
     """All that is the same each time these tensors come."""
 
     __slots__ = ("device", "dtypes", "is_direct", "layout", "lengths", "numbers")
@@ -40,10 +40,10 @@ class Chunk:
         self.lengths = [length for _, length, _ in members]
         self.dtypes = [dtype for _, _, dtype in members]
         self.is_direct = is_direct  # none is brought to another dtype first
-        self.layout: Any = None  # what a kernel keeps with the chunk
+        self.layout: Any = None  # what a kernel keeps with the group
 
 
-def chunks(tensors: list[Tensor], numbers: Iterable[int]) -> Iterator[Chunk]:
+def grouped(tensors: list[Tensor], numbers: Iterable[int]) -> Iterator[TensorGroup]:
     """How these of the tensors are digested; each must be on a device that can, and of a kind that is staged."""
     groups: dict[torch.device, list[_Member]] = {}
     for number in numbers:
@@ -53,9 +53,9 @@ def chunks(tensors: list[Tensor], numbers: Iterable[int]) -> Iterator[Chunk]:
         assert dtype is not None
         groups.setdefault(tensor.device, []).append((number, length, dtype))
     for device, members in groups.items():
-        for start in range(0, len(members), MOST):
-            some = members[start : start + MOST]
-            yield Chunk(device, some, all(tensors[number].dtype is dtype for number, _, dtype in some))
+        for start in range(0, len(members), MAX_TENSORS):
+            some = members[start : start + MAX_TENSORS]
+            yield TensorGroup(device, some, all(tensors[number].dtype is dtype for number, _, dtype in some))
 
 
 def plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-// Where tensors lie: what op_tools.comparing.places asks of them in Python.
+// Where tensors lie: what op_tools.autocompare.places asks of them in Python.
 #pragma once
 
 #include "python.h"
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace memory {
+namespace places {
 
 // It has an address, and sizes and strides that are numbers.
 inline bool is_there(const at::Tensor& tensor) {
@@ -73,4 +73,4 @@ inline PyObject* bytes_taken(PyObject*, PyObject* tensors) {
   END_HANDLE_TH_ERRORS
 }
 
-}  // namespace memory
+}  // namespace places

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <cstring>
 
-namespace describe {
+namespace signature {
 
 constexpr Py_ssize_t longest_list = 2;  // of tensors; an optimizer's call has hundreds
 constexpr Py_ssize_t longest_list_of_values = 64;
@@ -202,4 +202,4 @@ inline bool call(PyObject* args, PyObject* kwargs, std::string& text) {
   return true;
 }
 
-}  // namespace describe
+}  // namespace signature
