@@ -102,9 +102,6 @@ def register(library: Path, name: str, collectives: str) -> None:
     torch.ops.ditorch_sim.set_memory_limit(limit)
     backend_registration.rename_privateuse1_backend(name)
     device_module.device_type = name
-    device_module.default_generators = tuple(
-        torch.ops.ditorch_sim.default_generator(index) for index in range(device_module.device_count())
-    )
     torch._register_device_module(name, device_module)
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     _register_kernels({**rnn.KERNELS, **batch_norm.KERNELS})

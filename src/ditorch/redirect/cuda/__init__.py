@@ -64,6 +64,7 @@ def apply(patches: Patches, backend: Backend) -> None:
                 _replace(patches, module, inner, new, replaced)
     _replace_copies(patches, replaced)
     tensors.patch_type_names(patches, target)
+    streams.patch_handles(patches, target)
     profiling.patch_profiler(patches, target)
     if not streams.has_streams(target):
         patches.assign(torch.Tensor, "record_stream", _record_stream, "the device's only queue needs no record")

@@ -6,7 +6,8 @@
 //
 // Read in this order; each part only uses the ones before it.
 #include "release.h"    // which PyTorch this is
-#include "runtime.h"    // devices, streams and the simulated clock
+#include "visible.h"    // how many devices there are to see
+#include "runtime.h"    // the current device, the simulated clock and streams
 #include "memory.h"     // device memory and pinned memory
 #include "generator.h"  // random numbers
 #include "hooks.h"      // what PyTorch asks a backend: device guard, streams, events, hooks
@@ -16,4 +17,5 @@
 #include "attention.h"  // scaled_dot_product_attention
 #include "autocast.h"   // the autocast policies
 #include "collectives.h"  // torch.distributed
+#include "sharing.h"    // what other processes and other libraries get hold of
 #include "control.h"    // torch.ops.ditorch_sim: the Python side's way in
