@@ -45,6 +45,12 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+def _interpret_or_off(text: str) -> str:
+    if text not in ("interpret", "off"):
+        raise ValueError("it must be interpret or off")
+    return text
+
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -89,6 +95,12 @@ SIM_MEMORY = Setting(
     _bytes,
     "memory of each simulated device, such as 512MB or 2GiB; unset: as much as the host has",
 )
+SIM_TRITON = Setting(
+    "DITORCH_SIM_TRITON",
+    "interpret",
+    _interpret_or_off,
+    "interpret: Triton's kernels run on the simulated accelerator in Triton's interpreter; off: not",
+)
 CACHE: Setting[Path | None] = Setting(
     "DITORCH_CACHE",
     None,
@@ -105,5 +117,6 @@ ALL: tuple[Setting[Any], ...] = (
     FAULTS,
     SIM_DEVICES,
     SIM_MEMORY,
+    SIM_TRITON,
     CACHE,
 )

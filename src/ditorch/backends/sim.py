@@ -6,6 +6,7 @@ import torch
 
 from ditorch import sim
 from ditorch.backend import Backend
+from ditorch.settings import SIM_TRITON
 
 
 class SimulatedBackend(Backend):
@@ -15,6 +16,9 @@ class SimulatedBackend(Backend):
     def start(self) -> None:
         sim.start()
         torch.ops.ditorch_sim.obey_cuda_visible_devices(True)
+
+    def interprets_triton(self) -> bool:
+        return SIM_TRITON.get() == "interpret"
 
 
 SIM = SimulatedBackend(name="sim", title="simulated accelerator", device_type="sim", collectives="simccl")
