@@ -20,7 +20,6 @@ from ditorch.sim import faults
 _PATCHABLE = (
     torch,
     torch.Tensor,
-    torch.accelerator,
     torch.amp,
     torch.autograd,
     torch.autograd.function._SingleLevelFunction,
@@ -35,6 +34,7 @@ _PATCHABLE = (
     torch.storage.UntypedStorage,
     torch.autograd.profiler.profile,
     torch.nn.parallel.comm,
+    *([torch.accelerator] if hasattr(torch, "accelerator") else []),  # 2.6 and newer
 )
 
 # What torch.compile itself leaves behind when it is first used.
@@ -68,9 +68,8 @@ def _threads() -> set[str]:
 
 
 def _device_type() -> str:
-    accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None
-    return accelerator.type
+    accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    return accelerator.type if accelerator is not None else os.environ.get("DITORCH_TEST_DEVICE", "sim")
 
 
 def snapshot() -> dict[str, Any]:
@@ -90,8 +89,9 @@ def snapshot() -> dict[str, Any]:
     state["gradients"] = torch.is_grad_enabled()
     state["autocast"] = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(_device_type())
     state["deterministic"] = torch.are_deterministic_algorithms_enabled()
-    state["device"] = torch.accelerator.current_device_index(), torch.accelerator.current_stream()
-    state["memory limit"] = torch.get_device_module(_device_type()).mem_get_info()[1]
+    device = getattr(torch, _device_type())
+    state["device"] = device.current_device(), device.current_stream()
+    state["memory limit"] = device.mem_get_info()[1]
     state["faults"] = faults.active()
     state["folder"] = os.getcwd()
     return state
