@@ -72,6 +72,13 @@ def _device_type() -> str:
     return accelerator.type if accelerator is not None else os.environ.get("DITORCH_TEST_DEVICE", "sim")
 
 
+def _default_device() -> torch.device:
+    try:
+        return torch.get_default_device()
+    except AttributeError:  # torch 2.4, when it was set back to None
+        return torch.device("cpu")
+
+
 def snapshot() -> dict[str, Any]:
     """The state of the process, to be compared with a later one."""
     # pytest names the running test in this variable
@@ -85,7 +92,7 @@ def snapshot() -> dict[str, Any]:
     state["function modes"] = len(_get_current_function_mode_stack())
     state["dispatch modes"] = len(_get_current_dispatch_mode_stack())
     state["default dtype"] = torch.get_default_dtype()
-    state["default device"] = torch.get_default_device()
+    state["default device"] = _default_device()
     state["gradients"] = torch.is_grad_enabled()
     state["autocast"] = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(_device_type())
     state["deterministic"] = torch.are_deterministic_algorithms_enabled()

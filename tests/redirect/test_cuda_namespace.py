@@ -100,6 +100,7 @@ def test_names_are_those_of_the_originals(cuda) -> None:
     assert "memory" in cuda.memory_allocated.__doc__
 
 
+@pytest.mark.skipif(not hasattr(torch.cuda, "use_mem_pool"), reason="this torch has no use_mem_pool")
 def test_a_context_manager_can_still_be_unwrapped(cuda) -> None:
     with pytest.raises(BackendError, match=r"torch\.cuda\.use_mem_pool does not exist on sim"):
         cuda.use_mem_pool.__wrapped__(None)  # torch.compile of 2.15 holds it
@@ -205,7 +206,7 @@ def test_properties_fill_in_what_the_device_does_not_say(cuda) -> None:
     with pytest.raises(AttributeError, match=r"sim .*has no device property 'nonsense'"):
         _ = properties.nonsense
     assert cuda.is_bf16_supported()
-    assert not cuda.is_tf32_supported()
+    assert not getattr(cuda, "is_tf32_supported", bool)()  # newer than 2.4
     assert cuda.get_arch_list() == []
 
 

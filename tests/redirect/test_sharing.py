@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import textwrap
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -179,8 +181,7 @@ def test_an_event_can_be_waited_for_in_another_process(redirect):
     event.record()
     handle = event.ipc_handle()
     assert len(handle) == 64
-    rebuild, arguments = reductions.reduce_event(event)
-    same = rebuild(*arguments)
+    same = pickle.loads(ForkingPickler.dumps(event))
     event.synchronize()
     assert same.query()
     assert torch.cuda.Event.from_ipc_handle(torch.device("cuda:1"), handle).query()

@@ -169,13 +169,21 @@ def _register(patches: Patches, backend: Backend) -> None:
         for kind in (torch.Tensor, torch.nn.Parameter):
             ForkingPickler.register(kind, reduce_tensor)
     if hasattr(torch, "Event"):
-        ForkingPickler.register(torch.Event, reductions.reduce_event)
+        ForkingPickler.register(torch.Event, _reduce_event)
 
     def undo() -> None:
         reducers.clear()
         reducers.update(before)
 
     patches.on_undo(undo)
+
+
+def _reduce_event(event: Any) -> Any:
+    return _rebuild_event, (event.device, event.ipc_handle())
+
+
+def _rebuild_event(device: torch.device, handle: bytes) -> Any:
+    return torch.cuda.Event.from_ipc_handle(device, handle)
 
 
 def _reduced(tensor: torch.Tensor) -> Any:

@@ -22,7 +22,8 @@ def compute_rightly(patches: Patches, module: ModuleType) -> None:
     for name in (*_OPERATORS, "create_dot"):
         if name in vars(builder):
             patches.assign(builder, name, numbers.in_float32(vars(builder)[name]), _WHY)
-    patches.assign(builder, "cast_impl", numbers.cast(builder.cast_impl), _WHY)
+    if hasattr(builder, "cast_impl"):
+        patches.assign(builder, "cast_impl", numbers.cast(builder.cast_impl), _WHY)
     if hasattr(builder, "create_fp_to_fp"):
         patches.assign(builder, "create_fp_to_fp", numbers.convert(builder.create_fp_to_fp), _WHY)
 

@@ -25,7 +25,11 @@ _WHY = "Triton's kernels run in its interpreter, on the device's memory"
 def on_device_memory(patches: Patches, untraced: Untraced, module: ModuleType, backend: Backend) -> None:
     """For triton.runtime.interpreter."""
     host_alias: Callable[[torch.Tensor], torch.Tensor] = backend.device_module()._host_alias
-    original = module.InterpretedFunction.run
+    # Triton 3.0 makes a `run` for each function
+    owner, name = (module.InterpretedFunction, "run")
+    if not hasattr(owner, name):
+        owner, name = (module.GridExecutor, "__call__")
+    original = getattr(owner, name)
 
     def to_host(argument: Any) -> Any:
         if isinstance(argument, torch.Tensor):
@@ -38,16 +42,16 @@ def on_device_memory(patches: Patches, untraced: Untraced, module: ModuleType, b
             argument.base = to_host(argument.base)
         return argument
 
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    def launch(self: Any, *args: Any, **options: Any) -> Any:
         if torch.cuda.is_current_stream_capturing():
             raise MissingOnBackendError(
-                f"The Triton kernel {self.__name__} cannot be captured in a CUDA graph on {backend.name} "
+                f"The Triton kernel {self.fn.__name__} cannot be captured in a CUDA graph on {backend.name} "
                 f"({backend.title}), where it runs in Triton's interpreter. Launch it outside the graph."
             )
         host = {name: to_host(value) for name, value in options.items()}
-        return original(self, *map(to_host, args), grid=grid, warmup=warmup, **host)
+        return original(self, *map(to_host, args), **host)
 
-    untraced.assign(module.InterpretedFunction, "run", run)
+    untraced.assign(owner, name, launch)
     _float_arguments(patches, module)
     _loop_variables(patches, module)
     if hasattr(module.GridExecutor, "_restore_args_dev"):
