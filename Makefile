@@ -6,11 +6,12 @@ INSTALLED := $(VENV)/.installed
 # How many test processes: one per core.
 JOBS ?= auto
 
-.PHONY: help demo test test-all lint bench bench-faults docs clean
+.PHONY: help demo test test-all test-matrix lint bench bench-faults docs clean
 help:
 	@echo "make demo      see it: a training run with one broken kernel, on the accelerator that is here or a simulated one"
 	@echo "make test      lint, then every test but the slow ones"
-	@echo "make test-all  lint, then every test"
+	@echo "make test-all  lint, then every test, then test-matrix"
+	@echo "make test-matrix  the redirect's tests with other Pythons and releases of PyTorch, as far as they can be had here"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     what the tools cost; speed and op coverage of the simulated accelerator"
 	@echo "make bench-faults  does OpAutoCompare name the guilty op? Single faults in models and ops"
@@ -25,6 +26,10 @@ test: lint
 
 test-all: lint
 	$(RUN) -m pytest -n $(JOBS) -m ""
+	$(RUN) tests/matrix.py
+
+test-matrix: $(INSTALLED)
+	$(RUN) tests/matrix.py
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .
@@ -56,4 +61,4 @@ docs: $(INSTALLED)
 	$(RUN) docs/make_tables.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info

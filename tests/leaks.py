@@ -20,7 +20,6 @@ from ditorch.sim import faults
 _PATCHABLE = (
     torch,
     torch.Tensor,
-    torch.accelerator,
     torch.amp,
     torch.autograd,
     torch.autograd.function._SingleLevelFunction,
@@ -35,6 +34,7 @@ _PATCHABLE = (
     torch.storage.UntypedStorage,
     torch.autograd.profiler.profile,
     torch.nn.parallel.comm,
+    *([torch.accelerator] if hasattr(torch, "accelerator") else []),  # 2.6 and newer
 )
 
 # What torch.compile itself leaves behind when it is first used.
@@ -68,9 +68,15 @@ def _threads() -> set[str]:
 
 
 def _device_type() -> str:
-    accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None
-    return accelerator.type
+    accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    return accelerator.type if accelerator is not None else os.environ.get("DITORCH_TEST_DEVICE", "sim")
+
+
+def _default_device() -> torch.device:
+    try:
+        return torch.get_default_device()
+    except AttributeError:  # torch 2.4, when it was set back to None
+        return torch.device("cpu")
 
 
 def snapshot() -> dict[str, Any]:
@@ -86,12 +92,13 @@ def snapshot() -> dict[str, Any]:
     state["function modes"] = len(_get_current_function_mode_stack())
     state["dispatch modes"] = len(_get_current_dispatch_mode_stack())
     state["default dtype"] = torch.get_default_dtype()
-    state["default device"] = torch.get_default_device()
+    state["default device"] = _default_device()
     state["gradients"] = torch.is_grad_enabled()
     state["autocast"] = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled(_device_type())
     state["deterministic"] = torch.are_deterministic_algorithms_enabled()
-    state["device"] = torch.accelerator.current_device_index(), torch.accelerator.current_stream()
-    state["memory limit"] = torch.get_device_module(_device_type()).mem_get_info()[1]
+    device = getattr(torch, _device_type())
+    state["device"] = device.current_device(), device.current_stream()
+    state["memory limit"] = device.mem_get_info()[1]
     state["faults"] = faults.active()
     state["folder"] = os.getcwd()
     return state

@@ -78,6 +78,10 @@ class Backend:
     def has_devices(self) -> bool:
         return bool(self.device_module().is_available())
 
+    def interprets_triton(self) -> bool:
+        """Whether Triton's kernels run in its interpreter, and not by a back end of the vendor's."""
+        return False
+
     def why_no_devices(self) -> str:
         """What to say when the package is there but PyTorch sees no device."""
         reason = f"torch.{self.device_type}.is_available() is False"

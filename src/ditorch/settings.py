@@ -28,6 +28,12 @@ def _arithmetic(text: str) -> str:
     return text
 
 
+def _interpret_or_off(text: str) -> str:
+    if text not in ("interpret", "off"):
+        raise ValueError("it must be interpret or off")
+    return text
+
+
 BACKEND = Setting(
     "DITORCH_BACKEND",
     "",
@@ -68,6 +74,12 @@ SIM_16BIT = Setting(
     _arithmetic,
     "float32: the simulated accelerator computes 16-bit products and convolutions in float32 and rounds once, as chips "
     "do, which is faster; unset: with the CPU's own kernels, equal to the CPU to the last bit",
+)
+SIM_TRITON = Setting(
+    "DITORCH_SIM_TRITON",
+    "interpret",
+    _interpret_or_off,
+    "interpret: Triton's kernels run on the simulated accelerator in Triton's interpreter; off: not",
 )
 CACHE: Setting[Path | None] = Setting(
     "DITORCH_CACHE",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import torch
 
 from ditorch import sim
 from ditorch.backend import Backend
+from ditorch.settings import SIM_TRITON
 
 
 class SimulatedBackend(Backend):
@@ -13,10 +14,11 @@ class SimulatedBackend(Backend):
         return None  # what can go wrong is said by start(), in full
 
     def start(self) -> None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible:  # as many devices as the program was given
-            os.environ.setdefault("DITORCH_SIM_DEVICES", str(len(visible.split(","))))
         sim.start()
+        torch.ops.ditorch_sim.obey_cuda_visible_devices(True)
+
+    def interprets_triton(self) -> bool:
+        return SIM_TRITON.get() == "interpret"
 
 
 SIM = SimulatedBackend(name="sim", title="simulated accelerator", device_type="sim", collectives="simccl")

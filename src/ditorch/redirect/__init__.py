@@ -7,7 +7,7 @@ what is left are attributes that were given another value, every one of them in 
 from __future__ import annotations
 
 from ditorch.backend import Backend
-from ditorch.redirect import amp, checkpoints, compiler, cuda, devices, distributed, strings
+from ditorch.redirect import amp, checkpoints, compiler, cuda, devices, distributed, exchange, sharing, strings, triton
 from ditorch.redirect.patch import Patches
 
 
@@ -22,8 +22,11 @@ class Redirect:
             cuda.apply(self.patches, backend)
             amp.apply(self.patches, backend)
             checkpoints.apply(self.patches, backend)
+            exchange.apply(self.patches, backend)
+            sharing.apply(self.patches, backend)
             distributed.apply(self.patches, backend)
             compiler.apply(self.patches, backend)
+            triton.apply(self.patches, backend)
         except BaseException:  # swallows nothing: half a redirect is worse than none, whatever went wrong
             self.patches.undo()
             raise

@@ -41,5 +41,5 @@ def apply(patches: Patches, backend: Backend) -> None:
 def _has_code_generator(device_type: str) -> bool:
     from torch._inductor.codegen import common  # slow to import, and only here
 
-    common.init_backend_registration()
+    getattr(common, "init_backend_registration", lambda: None)()  # not in torch 2.4
     return common.get_scheduling_for_device(device_type) is not None

@@ -103,9 +103,6 @@ def register(library: Path, name: str, collectives: str) -> None:
     torch.ops.ditorch_sim.compute_products_in_float32(arithmetic == "float32")
     backend_registration.rename_privateuse1_backend(name)
     device_module.device_type = name
-    device_module.default_generators = tuple(
-        torch.ops.ditorch_sim.default_generator(index) for index in range(device_module.device_count())
-    )
     torch._register_device_module(name, device_module)
     torch.ops.ditorch_sim.register_accelerator_graph()
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)

@@ -11,17 +11,18 @@ from typing import Any, Union
 
 import torch
 
+from ditorch.sim import sharing
+
 DeviceLike = Union[torch.device, int, str, None]
 
 device_type = "sim"  # set by start(): the name the device carries
-default_generators: tuple[torch.Generator, ...] = ()  # set by start(), one per device
 
 
 # ---- devices -----------------------------------------------------------------------------------------------------
 
 
 def is_available() -> bool:
-    return True
+    return device_count() > 0
 
 
 def is_initialized() -> bool:
@@ -34,6 +35,8 @@ def __getattr__(name: str) -> Any:
         return is_initialized()
     if name == f"{device_type.upper()}Graph":
         return graphs.Graph
+    if name == "default_generators":  # one per device; how many devices are visible is open until the first use
+        return tuple(map(_generator, range(device_count())))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -53,6 +56,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
+    """The number of the current device; an error where none is visible."""
     return int(torch.ops.ditorch_sim.current_device())
 
 
@@ -73,10 +77,14 @@ def get_device_name(device: DeviceLike = None) -> str:
 class DeviceProperties:
     name: str
     total_memory: int
+    uuid: str  # of the machine's device, whatever number it has in this process
+    pci_bus_id: int
 
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
-    return DeviceProperties(get_device_name(device), mem_get_info(device)[1])
+    number = torch.ops.ditorch_sim.visible_devices()[_index(device)]
+    uuid = torch.ops.ditorch_sim.device_uuid(number)
+    return DeviceProperties(get_device_name(device), mem_get_info(device)[1], uuid, number)
 
 
 class device:
@@ -109,8 +117,15 @@ def _index(device: DeviceLike) -> int:
 # ---- random numbers ----------------------------------------------------------------------------------------------
 
 
+def _generator(index: int) -> torch.Generator:
+    generator = torch.ops.ditorch_sim.default_generator(index)
+    assert isinstance(generator, torch.Generator)
+    return generator
+
+
 def manual_seed(seed: int) -> None:
-    _seed(current_device(), seed)
+    if is_available():  # as with CUDA, ignored where no device is visible
+        _seed(current_device(), seed)
 
 
 def _seed(index: int, seed: int) -> None:
@@ -125,32 +140,34 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> None:
-    default_generators[current_device()].seed()
+    if is_available():
+        _generator(current_device()).seed()
 
 
 def seed_all() -> None:
-    manual_seed_all(default_generators[current_device()].seed())
+    if is_available():
+        manual_seed_all(_generator(current_device()).seed())
 
 
 def initial_seed() -> int:
-    return default_generators[current_device()].initial_seed()
+    return _generator(current_device()).initial_seed()
 
 
 def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
-    return default_generators[_index(device)].get_state()
+    return _generator(_index(device)).get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
-    default_generators[_index(device)].set_state(new_state)
+    _generator(_index(device)).set_state(new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    return [generator.get_state() for generator in default_generators]
+    return [_generator(index).get_state() for index in range(device_count())]
 
 
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
-    for generator, state in zip(default_generators, new_states):
-        generator.set_state(state)
+    for index, state in zip(range(device_count()), new_states):
+        _generator(index).set_state(state)
 
 
 # ---- numbers it computes in --------------------------------------------------------------------------------------
@@ -218,6 +235,12 @@ def set_memory_limit(bytes: int) -> None:
     torch.ops.ditorch_sim.set_memory_limit(bytes)
 
 
+# ---- memory that several processes have --------------------------------------------------------------------------
+
+_host_alias = sharing.host_alias
+_share_storage, _follow_storage, _adopt_storage = sharing.share_storage, sharing.follow_storage, sharing.adopt_storage
+
+
 # ---- streams and events ------------------------------------------------------------------------------------------
 
 
@@ -233,6 +256,31 @@ class Stream(torch.Stream):
         on = torch.device(device_type, _index(device))
         return torch.Stream.__new__(cls, device=on, priority=priority)
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The lowest and the highest priority."""
+        return 0, int(torch.ops.ditorch_sim.highest_stream_priority())
+
+
+class ExternalStream(Stream):
+    """The stream that has this handle."""
+
+    def __new__(cls, stream_ptr: int, device: DeviceLike = None) -> torch.Stream:  # type: ignore[misc]
+        return _stream(_index(device), stream_ptr)
+
+
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> torch.Stream:
+    return _stream(_index(device), data_ptr)
+
+
+def _stream_handle(stream: torch.Stream) -> int:
+    """The number that stands for a stream outside PyTorch; 0 is the default stream's, as on CUDA."""
+    return stream.stream_id
+
+
+def _stream_priority(stream: torch.Stream) -> int:
+    return int(torch.ops.ditorch_sim.stream_priority(stream.stream_id))
+
 
 class Event(torch.Event):
     """A point in a stream, on the simulated clock. Creating one gives a plain torch.Event, the only kind that
@@ -242,6 +290,15 @@ class Event(torch.Event):
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> torch.Event:
         return torch.Event(device=torch.device(device_type, current_device()), enable_timing=enable_timing)
+
+
+def _event_handle(event: torch.Event) -> bytes:
+    return sharing.event_handle(event)
+
+
+def _event_from_handle(device: DeviceLike, handle: bytes) -> torch.Event:
+    event = torch.Event(device=torch.device(device_type, _index(device)))
+    return sharing.event_from_handle(event, handle)
 
 
 def current_stream(device: DeviceLike = None) -> torch.Stream:

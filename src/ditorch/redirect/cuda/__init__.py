@@ -65,6 +65,7 @@ def apply(patches: Patches, backend: Backend) -> None:
                 _replace(patches, module, inner, new, replaced)
     _replace_copies(patches, replaced)
     tensors.patch_type_names(patches, target)
+    streams.patch_handles(patches, target)
     profiling.patch_profiler(patches, target)
     _patch_bindings(patches)
     graphs.patch_users(patches, target)

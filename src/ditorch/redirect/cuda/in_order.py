@@ -27,6 +27,11 @@ class InOrderStream:
     def priority_range() -> tuple[int, int]:
         return (0, 0)
 
+    @property
+    def cuda_stream(self) -> int:
+        """The number that stands for it outside PyTorch; 0 is the default stream's, as on CUDA."""
+        return self.stream_id
+
     def wait_event(self, event: Any) -> None:
         pass
 
@@ -119,6 +124,11 @@ def host_event() -> type:
         ) -> None:
             self._timed = enable_timing
             self._recorded: int | None = None
+
+        @property
+        def cuda_event(self) -> int:
+            """The number that stands for it outside PyTorch; 0 until it is recorded, as on CUDA."""
+            return 0 if self._recorded is None else id(self)
 
         def record(self, stream: Any = None) -> None:
             self._recorded = time.perf_counter_ns()

@@ -9,6 +9,7 @@ import torch
 
 from ditorch.redirect.cuda.in_order import Streams, host_event, queue_event
 from ditorch.redirect.cuda.target import Target
+from ditorch.redirect.patch import Patches
 
 
 def names(target: Target) -> dict[str, Any]:
@@ -24,6 +25,48 @@ def _tell_old_torch(stream: Any, event: Any) -> None:
         register = getattr(getattr(bases, base, None), "register", None)
         if register is not None and isinstance(member, type):
             register(member)
+
+
+def patch_handles(patches: Patches, target: Target) -> None:
+    """`stream.cuda_stream` and `event.cuda_event`, by which programs hand them to other libraries; both of any kind."""
+    if not has_streams(target):
+        return  # ours, which have them
+    own_handle, own_priority = target.own("_stream_handle"), target.own("_stream_priority")
+
+    def cuda_stream(self: torch.Stream) -> int:
+        handle = getattr(self, f"{target.type}_stream", None)  # as most vendors name it
+        if handle is None and own_handle is None:
+            raise AttributeError(
+                f"a stream of {target.backend.name} ({target.backend.title}) has no handle to be had as cuda_stream"
+            )
+        return int(own_handle(self) if handle is None else handle)
+
+    def priority(self: torch.Stream) -> int:
+        return int(own_priority(self)) if own_priority else 0
+
+    def cuda_event(self: Any) -> int:
+        handle = getattr(self, f"{target.type}_event", None)
+        return int(self.event_id if handle is None else handle)
+
+    why = "programs hand it to other libraries"
+    patches.assign(torch.Stream, "cuda_stream", property(cuda_stream), why)
+    if not hasattr(target.own("Stream"), "priority"):
+        patches.assign(torch.Stream, "priority", property(priority), "programs read back what they asked for")
+    if not hasattr(torch, "Event"):  # before 2.4
+        return
+    patches.assign(torch.Event, "cuda_event", property(cuda_event), why)
+    own_event_handle, own_event = target.own("_event_handle"), target.own("_event_from_handle")
+    if own_event_handle and own_event:
+
+        def ipc_handle(self: Any) -> bytes:
+            return bytes(own_event_handle(self))
+
+        def from_ipc_handle(cls: type, device: Any, handle: bytes) -> Any:
+            return own_event(target.index(device), handle)
+
+        why = "other processes wait for the event"
+        patches.assign(torch.Event, "ipc_handle", ipc_handle, why)
+        patches.assign(torch.Event, "from_ipc_handle", classmethod(from_ipc_handle), why)
 
 
 def has_streams(target: Target) -> bool:

@@ -49,14 +49,25 @@ TORCH_LIBRARY(ditorch_sim, m) {
   m.def("finish_backward_threads() -> ()", &finish_backward_threads);
 
   m.def("device_count() -> int", []() -> int64_t { return device_count(); });
+  m.def("visible_devices() -> int[]", [] {
+    const auto devices = visible_devices();
+    return std::vector<int64_t>(devices.begin(), devices.end());
+  });
+  m.def("device_uuid(int device) -> str", [](int64_t device) { return device_uuid(device); });
+  m.def("obey_cuda_visible_devices(bool obey) -> ()", [](bool obey) { obeys_cuda_visible_devices = obey; });
   m.def("is_used() -> bool", []() -> bool { return device_is_used; });
-  m.def("current_device() -> int", []() -> int64_t { return current_device; });
+  m.def("current_device() -> int", []() -> int64_t {
+    check_device(current_device);
+    return current_device;
+  });
   m.def("set_device(int device) -> ()", [](int64_t device) { set_current_device(device); });
   m.def("current_stream(int device) -> int", [](int64_t device) -> int64_t { return current_stream[device]; });
   m.def("set_stream(int device, int stream) -> ()", [](int64_t device, int64_t stream) {
     choose_stream(device, stream);
     set_current_device(device);
   });
+  m.def("stream_priority(int stream) -> int", [](int64_t stream) -> int64_t { return stream_priorities().get(stream); });
+  m.def("highest_stream_priority() -> int", []() -> int64_t { return kHighestPriority; });
   m.def("synchronize(int device) -> ()", [](int64_t device) {
     synchronize(device);
   });
@@ -79,7 +90,15 @@ TORCH_LIBRARY(ditorch_sim, m) {
   m.def("compute_products_in_float32(bool yes) -> ()", [](bool yes) { products_in_float32 = yes; });
 
   m.def("host_alias(Tensor(a) tensor) -> Tensor(a)");
+  m.def("follow_host(Tensor tensor) -> bool");
+  m.def("adopt_host(Tensor(a) host, int device) -> Tensor(a)");
+  m.def("event_time(int event) -> int", &event_time);
+  m.def("set_event_time(int event, int time) -> ()", &set_event_time);
 }
-TORCH_LIBRARY_IMPL(ditorch_sim, PrivateUse1, m) { m.impl("host_alias", host_alias); }
+TORCH_LIBRARY_IMPL(ditorch_sim, PrivateUse1, m) {
+  m.impl("host_alias", host_alias);
+  m.impl("follow_host", follow_host);
+}
+TORCH_LIBRARY_IMPL(ditorch_sim, CPU, m) { m.impl("adopt_host", adopt_host); }
 
 }  // namespace ditorch_sim

@@ -134,7 +134,7 @@ class Generator final : public c10::GeneratorImpl {
 inline const at::Generator& default_generator(DeviceIndex device) {
   static const auto* generators = [] {
     auto* all = new std::vector<at::Generator>;
-    for (int index = 0; index < device_count(); index++) all->push_back(at::make_generator<Generator>(DeviceIndex(index)));
+    for (int index = 0; index < kMaxDevices; index++) all->push_back(at::make_generator<Generator>(DeviceIndex(index)));
     return all;
   }();
   return generators->at(device < 0 ? current_device : device);

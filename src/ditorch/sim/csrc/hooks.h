@@ -72,8 +72,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Stream getDefaultStream(Device device) const override {
     return Stream(Stream::DEFAULT, Device(kSim, index_or_current(device)));
   }
-  Stream getNewStream(Device device, int) const override {
-    return Stream(Stream::UNSAFE, Device(kSim, index_or_current(device)), new_stream_id());
+  Stream getNewStream(Device device, int priority) const override {
+    return Stream(Stream::UNSAFE, Device(kSim, index_or_current(device)), new_stream(priority));
   }
   Stream getStreamFromGlobalPool(Device device, bool) const override { return getNewStream(device, 0); }
   Stream exchangeStream(Stream stream) const noexcept override {
@@ -148,7 +148,7 @@ C10_DIAGNOSTIC_PUSH_AND_IGNORED_IF_DEFINED("-Winconsistent-missing-override")
 
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const { return true; }
-  bool isAvailable() const { return true; }
+  bool isAvailable() const { return device_count() > 0; }
   bool hasPrimaryContext(DeviceIndex) const { return true; }
   void init() const {}
   void initPrivateUse1() const {}

@@ -130,6 +130,10 @@ inline c10::Storage host_storage(size_t bytes) {
 
 // Makes `host` the memory of a block on `device`, without a copy.
 inline c10::DataPtr adopt_memory(c10::Storage host, DeviceIndex device) {
+  if (C10_UNLIKELY(!device_is_used)) {
+    check_device(device);  // there may be none
+    use_device();
+  }
   const int64_t bytes = host.nbytes();
   std::shared_ptr<Pool> pool;
   if (auto capture = current_capture(device)) {
@@ -146,7 +150,6 @@ inline c10::DataPtr adopt_memory(c10::Storage host, DeviceIndex device) {
   }
   statistics.total += bytes;
   statistics.allocations++;
-  device_is_used.store(true, std::memory_order_relaxed);
   void* data = host.mutable_data();
   return c10::DataPtr(data, new Block{std::move(host), bytes, device, std::move(pool)}, &free_block, Device(kSim, device));
 }

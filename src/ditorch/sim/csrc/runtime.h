@@ -21,19 +21,8 @@ using c10::Stream;
 using c10::StreamId;
 
 constexpr auto kSim = c10::DeviceType::PrivateUse1;
-constexpr int kMaxDevices = 64;
 
 // ---- devices -------------------------------------------------------------------------------------------------------
-
-// The Python side has checked the variable already; a stray value here only falls back to the default.
-inline int device_count() {
-  static const int count = [] {
-    const char* text = std::getenv("DITORCH_SIM_DEVICES");
-    const int wanted = text ? std::atoi(text) : 2;
-    return std::clamp(wanted, 1, kMaxDevices);
-  }();
-  return count;
-}
 
 inline thread_local DeviceIndex current_device = 0;
 inline thread_local StreamId current_stream[kMaxDevices] = {0};
@@ -41,16 +30,17 @@ inline thread_local StreamId current_stream[kMaxDevices] = {0};
 // Numbers in messages go through std::to_string: where the compiler links its own copy of libstdc++ into this library,
 // formatting a number by a stream of PyTorch's copy ends the process.
 inline void check_device(DeviceIndex index) {
-  TORCH_CHECK(index >= 0 && index < device_count(), "invalid device ordinal ", std::to_string(index), ": there are ",
-              std::to_string(device_count()), " simulated devices (DITORCH_SIM_DEVICES)");
+  const int count = device_count();
+  if (C10_LIKELY(index >= 0 && index < count)) return;
+  const char* list = obeys_cuda_visible_devices ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr;
+  TORCH_CHECK(count > 0, "no simulated device is visible: CUDA_VISIBLE_DEVICES='", std::string(list ? list : ""), "' hides all of them");
+  TORCH_CHECK(false, "invalid device ordinal ", std::to_string(index), ": there are ", std::to_string(count),
+              " simulated devices (", list ? "CUDA_VISIBLE_DEVICES, " : "", "DITORCH_SIM_DEVICES)");
 }
-
-// Whether the program has used the device yet. A device mesh chooses each process its device, but only until then.
-inline std::atomic<bool> device_is_used{false};
 
 inline void set_current_device(DeviceIndex index) {
   check_device(index);
-  device_is_used.store(true, std::memory_order_relaxed);
+  use_device();
   current_device = index;
 }
 
@@ -126,9 +116,40 @@ inline void wait_for_current_stream(DeviceIndex device) {
   if (!clock.idle()) Clock::wait_until(clock.busy_until(device, current_stream[device]));
 }
 
-inline StreamId new_stream_id() {
+// ---- streams -------------------------------------------------------------------------------------------------------
+
+// As CUDA's: 0 is the lowest, what is beyond the range is brought into it. Remembered, and obeyed by nobody: kernels
+// run at once.
+constexpr int kHighestPriority = -3;
+
+class StreamPriorities {
+ public:
+  void set(StreamId stream, int priority) {
+    if (priority >= 0) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    priorities_[stream] = std::max(priority, kHighestPriority);
+  }
+  int get(StreamId stream) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = priorities_.find(stream);
+    return found == priorities_.end() ? 0 : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<StreamId, int> priorities_;
+};
+
+inline StreamPriorities& stream_priorities() {
+  static auto* priorities = new StreamPriorities;
+  return *priorities;
+}
+
+inline StreamId new_stream(int priority) {
   static std::atomic<StreamId> last{0};
-  return ++last;
+  const StreamId stream = ++last;
+  stream_priorities().set(stream, priority);
+  return stream;
 }
 
 }  // namespace ditorch_sim

@@ -6,7 +6,8 @@
 //
 // Read in this order; each part only uses the ones before it.
 #include "release.h"    // which PyTorch this is
-#include "runtime.h"    // devices, streams and the simulated clock
+#include "visible.h"    // how many devices there are to see
+#include "runtime.h"    // the current device, the simulated clock and streams
 #include "capture.h"    // captures of graphs that are under way
 #include "memory.h"     // device memory and pinned memory
 #include "generator.h"  // random numbers
@@ -21,4 +22,5 @@
 #include "autocast.h"   // the autocast policies
 #include "collectives.h"  // torch.distributed
 #include "graph.h"      // graphs: recording kernel calls and running them again
+#include "sharing.h"    // what other processes and other libraries get hold of
 #include "control.h"    // torch.ops.ditorch_sim: the Python side's way in
