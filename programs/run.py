@@ -72,7 +72,7 @@ def run(program: Program, backend: str, timeout: float) -> Result:
 def command_line(program: Program, backend: str) -> list[str]:
     """The command as it is run: with ditorch on a device, without it on the CPU where the program can do that."""
     ditorch = ["-m", "ditorch", "run"] if backend != "cpu" or program.only_cuda else []
-    words = shlex.split(program.command.replace("{device}", "cpu" if not ditorch else "cuda"))
+    words = shlex.split(program.command.format(device="cuda" if ditorch else "cpu", libraries=HERE / "libraries"))
     environment = []
     while "=" in words[0]:
         environment.append(words.pop(0))

@@ -22,7 +22,6 @@ tutorial = of("yunjey/pytorch-tutorial", "0500d3d")
 cleanrl = of("vwxyzjn/cleanrl", "fe8d8a03", packages=("gymnasium", "tyro", "tensorboard"))
 vision = of("pytorch/vision", "e6f04004f0", packages=("torchvision",))
 timm = of("huggingface/pytorch-image-models", "aa4b5850", packages=("timm", "torchvision"))
-transformers = of("huggingface/transformers", "d56c55bf564", packages=("transformers", "accelerate", "datasets", "evaluate"))
 
 SMALL_GPT = "--block_size=32 --batch_size=4 --n_layer=2 --n_head=2 --n_embd=32 --dropout=0.0"
 ONE_MNIST = ("mnist ../data",)
@@ -101,5 +100,12 @@ REPOSITORIES: tuple[Program, ...] = (
     cleanrl("cleanrl-dqn", "DQN", "python cleanrl/dqn.py --total-timesteps=300 --learning-starts=100", numbers=r"SPS: (\d)", tolerance=100, reason="its only number is its speed"),
     vision("vision-classification", "references/classification with amp, EMA, mixup", "python train.py --device={device} --data-path=pictures --model=resnet18 --epochs=1 --batch-size=4 --workers=0 --print-freq=1 --model-ema --label-smoothing=0.1 --val-resize-size=64 --val-crop-size=64 --train-crop-size=64", folder="references/classification", data=("images pictures/train", "images pictures/val"), numbers=r" loss: ([\d.]+)", tolerance=2e-2),
     timm("timm-train", "timm's train.py, made-up pictures", "python train.py --data-dir=pictures --model=resnet10t --num-classes=3 --epochs=1 --batch-size=4 --img-size=64 --workers=0 --device={device} --opt=adamw --lr=1e-3 --log-interval=1 --warmup-epochs=0 --no-prefetcher", data=("images pictures/train", "images pictures/val"), numbers=r"Loss: +([\d.]+)", tolerance=2e-2),
-    transformers("transformers-run-clm", "run_clm.py, GPT-2 from scratch with fp16 off", "python run_clm_no_trainer.py --help", folder="examples/pytorch/language-modeling", numbers=r"(\d+)"),
+    Program("whisper", "decoding and transcription with word timestamps, random weights", "python {libraries}/whisper_transcription.py", repository="openai/whisper", commit="c0d2f62", packages=("tiktoken", "numba"), tolerance=2e-2),
+    Program("segment-anything", "prompts and masks of a small model", "python {libraries}/segment_anything_masks.py", repository="facebookresearch/segment-anything", commit="dca509f", packages=("torchvision",)),
+    Program("detr", "ResNet-50 DETR: matcher, losses, training step", "python {libraries}/detr_detection.py", repository="facebookresearch/detr", commit="29901c5", packages=("torchvision", "scipy"), tolerance=1e-3),
+    Program("clip", "training loss, half precision weights", "python {libraries}/clip_half.py", repository="openai/CLIP", commit="d05afc4", packages=("torchvision", "ftfy"), tolerance=2e-2, reason="half precision"),
+    Program("gpt-fast", "generation, speculative decoding, int8 weights", "python {libraries}/gpt_fast_generation.py", repository="pytorch-labs/gpt-fast", commit="32971d3", tolerance=1e-3),
+    Program("llama3", "model parallel Llama 3 with bfloat16 default tensors", "python {libraries}/llama3_generation.py", repository="meta-llama/llama3", commit="a0940f9", packages=("fairscale", "tiktoken"), only_cuda=True, tolerance=2e-2),
+    Program("mamba-minimal", "training steps of a selective scan", "python {libraries}/mamba_minimal_training.py", repository="johnma2006/mamba-minimal", commit="03de542", packages=("einops", "transformers")),
+    Program("stylegan2-ada", "generator, discriminator, R1, path length, augmentation", "python {libraries}/stylegan2_ada_training.py", repository="NVlabs/stylegan2-ada-pytorch", commit="d72cc7d", only_cuda=True, tolerance=1e-3),
 )

@@ -160,7 +160,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     const auto op = dispatcher.findSchema(name);
     if (!op || !op->hasKernelForDispatchKey(DispatchKey::CPU) || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
     const auto full_name = c10::toString(name);
-    m.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(op->schema())));
+    if (cpu_lacks(name.name, at::kHalf))
+      m.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<WiderKernel>(op->schema())));
+    else
+      m.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(op->schema())));
   }
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&late_operator>()); }
