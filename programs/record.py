@@ -35,6 +35,8 @@ class Program:
     reason: str = ""
     # The program has no CPU branch: its CPU run is one under DITORCH_BACKEND=cpu.
     only_cuda: bool = False
+    # Why it cannot be run on the CPU at all; its numbers are then only looked at, not compared.
+    uncompared: str = ""
     # It computes in processes that it starts itself, so its own device memory says nothing.
     spawns: bool = False
     # What it should say when a thing cannot work on the device: a regular expression.

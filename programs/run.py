@@ -60,13 +60,14 @@ def run(program: Program, backend: str, timeout: float) -> Result:
     try:
         seen = _numbers(program, _output(program, backend, timeout))
         seconds = time.monotonic() - start
-        expected = _numbers(program, _output(program, "cpu", timeout))
+        expected = seen if program.uncompared else _numbers(program, _output(program, "cpu", timeout))
         difference = _difference(program, seen, expected)
     except Failed as failure:
         refused = program.refusal and re.search(program.refusal, str(failure))
         status, message = ("refused", refused[0]) if refused else ("failed", str(failure))
         return Result(program.name, program.version, status, message, seconds=round(time.monotonic() - start, 1))
-    return Result(program.name, program.version, "passed", "", len(seen), difference, round(seconds, 1))
+    message = f"not compared: {program.uncompared}" if program.uncompared else ""
+    return Result(program.name, program.version, "passed", message, len(seen), difference, round(seconds, 1))
 
 
 def command_line(program: Program, backend: str) -> list[str]:
@@ -97,7 +98,7 @@ def _output(program: Program, backend: str, timeout: float) -> str:
         environment = {**os.environ, **QUIET, "DITORCH_BACKEND": backend, "HOME": folder, "TMPDIR": folder}
         environment.setdefault("DITORCH_CACHE", str(Path.home() / ".cache/ditorch"))
         if backend == "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+            environment.update(CUDA_VISIBLE_DEVICES="", TORCHDYNAMO_DISABLE="1")  # the plainest CPU run there is
         log = Path(folder) / "log"
         with log.open("w") as stream:
             process = subprocess.Popen(
@@ -147,7 +148,7 @@ def _numbers(program: Program, output: str) -> list[float]:
 def _difference(program: Program, seen: list[float], expected: list[float]) -> float:
     if len(seen) != len(expected):
         raise Failed(f"it printed {len(seen)} numbers, on the CPU {len(expected)}")
-    if not all(map(math.isfinite, seen)) and seen != expected:
+    if not all(map(math.isfinite, seen)):
         raise Failed(f"it printed {seen[-3:]}, on the CPU {expected[-3:]}")
     scale = [max(abs(one), abs(other), 1e-6) for one, other in zip(seen, expected)]
     differences = [abs(one - other) / size for one, other, size in zip(seen, expected, scale)]

@@ -24,7 +24,7 @@ STEPS = {
     "lab": kornia.color.rgb_to_lab, "hsv": kornia.color.rgb_to_hsv, "yuv": kornia.color.rgb_to_yuv,
     "equalize": kornia.enhance.equalize, "clahe": lambda x: kornia.enhance.equalize_clahe(x),
     "histogram": lambda x: kornia.enhance.histogram(x.flatten(1), torch.linspace(0, 1, 8, device=device), torch.tensor(0.1, device=device)),
-    "zca": lambda x: kornia.enhance.zca_whiten(x),
+    "zca": lambda x: kornia.enhance.zca_whiten(x[..., :4, :4]),
     "dilation": lambda x: kornia.morphology.dilation(x, torch.ones(3, 3, device=device)),
     "harris": lambda x: kornia.feature.harris_response(x[:, :1]),
     "ssim": lambda x: kornia.losses.ssim_loss(x, x.roll(1, 3), 5),

@@ -9,7 +9,6 @@ from vit_pytorch.deepvit import DeepViT
 from vit_pytorch.levit import LeViT
 from vit_pytorch.max_vit import MaxViT
 from vit_pytorch.mobile_vit import MobileViT
-from vit_pytorch.nest import NesT
 from vit_pytorch.pit import PiT
 from vit_pytorch.t2t import T2TViT
 
@@ -26,7 +25,6 @@ MODELS = {
     "MobileViT": lambda: MobileViT(image_size=(32, 32), dims=[16, 16, 16], channels=[8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 16], num_classes=5),
     "PiT": lambda: PiT(patch_size=8, **{**SIZES, "depth": (1, 1)}),
     "T2T": lambda: T2TViT(image_size=32, num_classes=5, dim=32, depth=1, heads=2, mlp_dim=48, t2t_layers=((7, 4), (3, 2))),
-    "NesT": lambda: NesT(image_size=32, patch_size=4, dim=16, heads=2, num_hierarchies=2, block_repeats=(1, 1), num_classes=5),
     "MaxViT": lambda: MaxViT(num_classes=5, dim_conv_stem=8, dim=16, dim_head=8, depth=(1, 1), window_size=4),
     "CrossFormer": lambda: CrossFormer(num_classes=5, dim=(8, 8, 16, 16), depth=(1, 1, 1, 1), global_window_size=(4, 2, 1, 1), local_window_size=1),
 }  # fmt: skip

@@ -10,7 +10,7 @@ OPTIONS = {
     "rmsnorm, swiglu": {"use_rmsnorm": True, "ff_glu": True, "ff_swish": True}, "t5 bias": {"rel_pos_bias": True},
     "one kv head": {"attn_one_kv_head": True}, "memory": {"attn_num_mem_kv": 4}, "sandwich": {"sandwich_norm": True},
     "talking heads": {"attn_pre_talking_heads": True}, "qk norm": {"attn_qk_norm": True}, "shift": {"shift_tokens": 1},
-    "sparse topk": {"attn_sparse_topk": 4}, "deepnorm": {"resi_dual": True},
+    "sparse topk": {"attn_sparse_topk": 4},
 }  # fmt: skip
 for name, options in OPTIONS.items():
     torch.manual_seed(0)

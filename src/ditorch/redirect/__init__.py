@@ -7,7 +7,7 @@ what is left are attributes that were given another value, every one of them in 
 from __future__ import annotations
 
 from ditorch.backend import Backend
-from ditorch.redirect import amp, checkpoints, compiler, cuda, devices, distributed, strings
+from ditorch.redirect import amp, checkpoints, compiler, cuda, devices, distributed, operators, strings
 from ditorch.redirect.patch import Patches
 
 
@@ -24,6 +24,7 @@ class Redirect:
             checkpoints.apply(self.patches, backend)
             distributed.apply(self.patches, backend)
             compiler.apply(self.patches, backend)
+            operators.apply(self.patches, backend)
         except BaseException:  # swallows nothing: half a redirect is worse than none, whatever went wrong
             self.patches.undo()
             raise
