@@ -56,3 +56,7 @@ def test_a_gradient_formula_for_cuda(library):
     x = torch.ones(1, device="cuda", requires_grad=True)
     called(library, x).backward()
     assert x.grad.item() == 20
+
+
+def test_libraries_that_launch_kernels_find_the_current_stream():
+    assert isinstance(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), int)

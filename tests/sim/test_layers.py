@@ -259,44 +259,6 @@ def test_the_kernels_of_sync_batch_norm_are_those_of_batch_norm():
         torch.testing.assert_close(got.cpu(), right, atol=1e-5, rtol=1e-5)
 
 
-# What chips compute in 16 bits and the CPU has no 16-bit kernel for.
-WIDER = {
-    "average pool 3d": lambda x: F.avg_pool3d(x.view(2, 3, 2, 8, 8), 2),
-    "antialiased bilinear": lambda x: F.interpolate(x.view(2, 6, 8, 8), size=4, mode="bilinear", antialias=True),
-    "antialiased bicubic": lambda x: F.interpolate(x.view(2, 6, 8, 8), size=4, mode="bicubic", antialias=True),
-    "local response norm": lambda x: F.local_response_norm(x.view(2, 6, 8, 8), 2),
-    "multi margin": lambda x: F.multi_margin_loss(x.view(12, 64), torch.arange(12, device=x.device)),
-    "multilabel margin": lambda x: F.multilabel_margin_loss(
-        x.view(12, 64), torch.full((12, 64), -1, device=x.device).index_fill(1, torch.tensor([0], device=x.device), 3)
-    ),
-    "leaky rectifier with a random slope": lambda x: F.rrelu(x, 0.2, 0.2, training=True),
-    "polygamma": lambda x: torch.polygamma(1, x.abs() + 1),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", WIDER)
-def test_what_the_cpu_has_in_float32_only_is_rounded_once(name, dtype):
-    inputs = torch.randn(768).to(dtype)
-    device = inputs.to("sim").requires_grad_()
-    wide = inputs.float().requires_grad_()
-    result, expected = WIDER[name](device), WIDER[name](wide)
-    assert result.dtype == dtype
-    torch.testing.assert_close(result.cpu(), expected.to(dtype), atol=0, rtol=2**-7)
-    result.float().sum().backward()
-    expected.sum().backward()
-    torch.testing.assert_close(device.grad.cpu(), wide.grad.to(dtype), atol=1e-2, rtol=2e-2)
-
-
-def test_a_written_result_of_a_wider_kernel_is_the_argument():
-    inputs = torch.randn(1, 1, 4, 4, 4).half()
-    out = torch.empty(0, dtype=torch.float16, device="sim")
-    assert torch.nn.functional.avg_pool3d(inputs.to("sim"), 2).dtype == torch.float16
-    result = torch.ops.aten.avg_pool3d.out(inputs.to("sim"), [2, 2, 2], out=out)
-    assert result is out
-    assert torch.equal(out.cpu(), F.avg_pool3d(inputs.float(), 2).half())
-
-
 @pytest.mark.parametrize("driver", ["gesvd", "gesvdj", "gesvda"])
 def test_the_drivers_of_cusolver_are_accepted(driver):
     matrix = torch.randn(4, 3)

@@ -33,6 +33,12 @@ def apply(patches: Patches, backend: Backend) -> None:
             dispatch_key = keys.get(dispatch_key, dispatch_key)
         return implement(self, op_name, fn, dispatch_key, **options)
 
+    def _cuda_getCurrentRawStream(device: int) -> int:  # noqa: N802 - PyTorch's name
+        return int(getattr(torch.cuda.current_stream(device), "cuda_stream", 0))
+
+    patches.assign(
+        torch._C, "_cuda_getCurrentRawStream", _cuda_getCurrentRawStream, "libraries that launch kernels look for it"
+    )
     patches.assign(library, "__init__", __init__, _WHY)
     patches.assign(library, "impl", impl, _WHY)
 

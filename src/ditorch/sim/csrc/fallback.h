@@ -17,7 +17,6 @@ struct Signature {
   c10::SmallVector<int, 4> written;   // arguments the kernel writes to
   c10::SmallVector<int, 4> returned;  // for each result the written argument it is, or -1
   int generator = -1;                 // the argument that takes a random number generator
-  int driver = -1;                    // the argument that names one of CUDA's algorithms, which the CPU refuses
   bool may_grow = false;              // the kernel may give written arguments new memory: out= and resize_
   bool takes_host_tensors = false;    // the few operators whose indices may lie on the CPU
 
@@ -35,7 +34,6 @@ struct Signature {
         written.push_back(i);
         may_grow |= arguments[i].kwarg_only() || schema.name().find("resize") != std::string::npos;
       }
-      if (arguments[i].name() == "driver" && schema.name() == "aten::_linalg_svd") driver = i;
       if (arguments[i].type()->str().find("Generator") != std::string::npos) generator = i;
     }
     for (const auto& result : schema.returns()) {
@@ -121,8 +119,6 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
     IValue& generator = (*stack)[first + signature.generator];
     if (generator.isNone()) generator = host_generator(default_generator(device.index()));
   }
-
-  if (signature.driver >= 0) (*stack)[first + signature.driver] = IValue();
 
   kernel.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
 

@@ -131,6 +131,13 @@ inline void convolution_backward(const OperatorHandle& op, Stack* stack) {
   run_on_host(op, kernel, signature, stack);
 }
 
+// torch.linalg.svd(driver=) names an algorithm of cuSOLVER's, which the CPU refuses.
+inline void linalg_svd(const OperatorHandle& op, Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  (*stack)[first + 3] = IValue();  // (matrix, full_matrices, compute_uv, driver, …)
+  run_on_host(op, op, Signature(op.schema()), stack);
+}
+
 // ---- registration --------------------------------------------------------------------------------------------------
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -149,6 +156,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("set_", set_nothing);
   m.impl("native_dropout", native_dropout);
+  m.impl("_linalg_svd", torch::CppFunction::makeFromBoxedFunction<&linalg_svd>());
+  m.impl("_linalg_svd.U", torch::CppFunction::makeFromBoxedFunction<&linalg_svd>());
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
 
@@ -160,10 +169,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     const auto op = dispatcher.findSchema(name);
     if (!op || !op->hasKernelForDispatchKey(DispatchKey::CPU) || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
     const auto full_name = c10::toString(name);
-    if (cpu_lacks(name.name, at::kHalf))
-      m.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<WiderKernel>(op->schema())));
-    else
-      m.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(op->schema())));
+    m.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(op->schema())));
   }
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&late_operator>()); }

@@ -12,7 +12,6 @@
 #include "hooks.h"      // what PyTorch asks a backend: device guard, streams, events, hooks
 #include "alias.h"      // device tensor <-> CPU tensor on the same memory
 #include "fallback.h"   // any operator: run the CPU's kernel on the aliases
-#include "wider.h"      // operators that the CPU has for wider types only
 #include "kernels.h"    // the few operators that a backend must bring itself, and all registrations
 #include "attention.h"  // scaled_dot_product_attention
 #include "autocast.h"   // the autocast policies
