@@ -14,19 +14,24 @@ import argparse
 import json
 import platform
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from .catalogue import ALL
+from .record import Program
 from .run import Result, run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m programs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m programs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="names of programs; a part of a name will do")
     parser.add_argument("--device", default="sim", help="the backend of ditorch: sim (default), cuda, npu …")
     parser.add_argument("--json", type=Path, help="a file for the results; those of other programs in it stay")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one run of one program")
     parser.add_argument("--within", type=float, default=float("inf"), help="begin no program after so many seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="how many programs at a time")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     options = parser.parse_args()
     chosen = [program for program in ALL if not options.names or any(name in program.name for name in options.names)]
@@ -34,18 +39,25 @@ def main() -> int:
         for program in chosen:
             print(f"{program.name:28} {program.missing() or 'can be run'}")
         return 0
-    start = time.monotonic()
+    end = time.monotonic() + options.within
+
+    def run_in_time(program: Program) -> Result:
+        if time.monotonic() > end:
+            return Result(program.name, "", "skipped", f"not begun within {options.within:g} s")
+        return run(program, options.device, options.timeout)
+
     results = []
-    for program in chosen:
-        if time.monotonic() - start > options.within:
-            print(f"stopped after {options.within:g} s, before {program.name}")
-            break
-        result = run(program, options.device, options.timeout)
-        results.append(result)
-        print(f"{result.status:8} {result.program:28} {_in_words(result)}", flush=True)
-        if options.json:
-            _keep(options.json, result)
-    counts = {status: sum(result.status == status for result in results) for status in ("passed", "refused", "failed", "skipped")}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for done in as_completed(pool.submit(run_in_time, program) for program in chosen):
+            result = done.result()
+            results.append(result)
+            print(f"{result.status:8} {result.program:30} {_in_words(result)}", flush=True)
+            if options.json and result.status != "skipped":
+                _keep(options.json, result)
+    counts = {
+        status: sum(result.status == status for result in results)
+        for status in ("passed", "refused", "failed", "skipped")
+    }
     print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
     return int(counts["failed"] > 0)
 

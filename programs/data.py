@@ -73,49 +73,19 @@ def picture(folder: Path, path: str, size: str = "64") -> None:
     Image.frombytes("RGB", (side, side), _Draw().bytes(3 * side * side)).save(_made(folder / path))
 
 
-def tokens(folder: Path, path: str, count: str, magic: str) -> None:
-    """llm.c's token file: a header of 256 int32, then uint16."""
-    draw = _Draw()
-    header = struct.pack("<256i", int(magic), 1, int(count), *([0] * 253))
-    values = [draw.below(1000) for _ in range(int(count))]
-    _made(folder / path).write_bytes(header + struct.pack(f"<{count}H", *values))
-
-
 def shorts(folder: Path, path: str, count: str) -> None:
     """Tokens as uint16 and nothing else."""
     draw = _Draw()
     _made(folder / path).write_bytes(struct.pack(f"<{count}H", *(draw.below(500) for _ in range(int(count)))))
 
 
-def sines(folder: Path, path: str) -> None:
-    """Shifted sine waves, as the time sequence example makes them, but few and short."""
-    import torch
-
-    waves = torch.sin((torch.arange(60.0)[None] + 7 * torch.arange(12.0)[:, None]) / 20).double()
-    torch.save(waves.numpy(), _made(folder / path))
-
-
-def cifar10(folder: Path, path: str, each: str = "32") -> None:
-    """CIFAR-10's batches of Python; torchvision checks their MD5 sums, so the index of sums is theirs."""
-    import pickle
-
-    import numpy
-
-    draw = _Draw()
-    base = folder / path / "cifar-10-batches-py"
-    count = int(each)
-    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
-        pixels = numpy.frombuffer(draw.bytes(count * 3072), dtype=numpy.uint8).reshape(count, 3072)
-        batch = {"data": pixels, "labels": [draw.below(10) for _ in range(count)]}
-        _made(base / name).write_bytes(pickle.dumps(batch))
-    (base / "batches.meta").write_bytes(pickle.dumps({"label_names": list("0123456789")}))
-
-
 def cora(folder: Path, path: str, nodes: str = "1500") -> None:
     """A citation graph in the format of Cora."""
     draw = _Draw()
     count = int(nodes)
-    lines = [" ".join([str(node), *(str(draw.below(2)) for _ in range(20)), f"class{node % 7}"]) for node in range(count)]
+    lines = [
+        " ".join([str(node), *(str(draw.below(2)) for _ in range(20)), f"class{node % 7}"]) for node in range(count)
+    ]
     _made(folder / path / "cora.content").write_text("\n".join(lines) + "\n")
     edges = [f"{draw.below(count)} {draw.below(count)}" for _ in range(3 * count)]
     (folder / path / "cora.cites").write_text("\n".join(edges) + "\n")
@@ -128,7 +98,9 @@ def masks(folder: Path, path: str, count: str, size: str = "64") -> None:
     draw = _Draw()
     side = int(size)
     for number in range(int(count)):
-        Image.frombytes("RGB", (side, side), draw.bytes(3 * side * side)).save(_made(folder / path / "imgs" / f"{number}.png"))
+        Image.frombytes("RGB", (side, side), draw.bytes(3 * side * side)).save(
+            _made(folder / path / "imgs" / f"{number}.png")
+        )
         mask = Image.new("L", (side, side))
         mask.paste(255, (8, 8, 40, 8 + 4 * (number + 1)))
         mask.save(_made(folder / path / "masks" / f"{number}_mask.png"))
@@ -139,9 +111,9 @@ def file(folder: Path, path: str, *lines: str) -> None:
     _made(folder / path).write_text("\n".join(lines) + "\n")
 
 
-FORMATS = {function.__name__: function for function in (
-    text, nanogpt, mnist, images, picture, file, tokens, shorts, sines, cifar10, cora, masks
-)}
+FORMATS = {
+    function.__name__: function for function in (text, nanogpt, mnist, images, picture, file, shorts, cora, masks)
+}
 
 
 class _Draw:

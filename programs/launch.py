@@ -25,7 +25,7 @@ def main() -> None:
     except ImportError:
         pass
     else:
-        numpy.random.seed(0)  # noqa: NPY002 - the generator that the programs use
+        numpy.random.seed(0)
     try:
         if sys.argv[0] == "-m":
             del sys.argv[0]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 # The folder of checkouts, one folder `owner__name` each.
@@ -62,10 +64,15 @@ class Program:
         return None
 
 
-def library(name: str, what: str, *packages: str, **more: object) -> Program:
+def of(repository: str, commit: str, **common: Any) -> partial[Program]:
+    """Programs of one repository."""
+    return partial(Program, repository=repository, commit=commit, **common)
+
+
+def library(name: str, what: str, *packages: str, **more: Any) -> Program:
     """A short program that uses a library; it lies in libraries/."""
     command = f"{more.pop('setting', '')} python {name.replace('-', '_')}.py".strip()
-    return Program(name, what, command, packages, **more)  # type: ignore[arg-type]
+    return Program(name, what, command, packages, **more)
 
 
 def _installed(distribution: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..record import Program
+from .examples import EXAMPLES
 from .libraries import LIBRARIES
 from .repositories import REPOSITORIES
 
-ALL: tuple[Program, ...] = (*REPOSITORIES, *LIBRARIES)
+ALL: tuple[Program, ...] = (*REPOSITORIES, *EXAMPLES, *LIBRARIES)

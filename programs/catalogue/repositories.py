@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from ..record import Program
+from ..record import Program, of
 
 RANDOM = "draws random numbers on the device"
 RANKS = "its ranks take a GPU each"
-
-
-def of(repository: str, commit: str, **common: object) -> partial[Program]:
-    return partial(Program, repository=repository, commit=commit, **common)  # type: ignore[arg-type]
-
+SMALL_GPT = "--block_size=32 --batch_size=4 --n_layer=2 --n_head=2 --n_embd=32 --dropout=0.0"
 
 nanogpt = of("karpathy/nanoGPT", "3adf61e1")
 mingpt = of("karpathy/minGPT", "37baab7")
 llama2_c = of("karpathy/llama2.c", "350e04f")
-examples = of("pytorch/examples", "77f55b9")
-tutorial = of("yunjey/pytorch-tutorial", "0500d3d")
 cleanrl = of("vwxyzjn/cleanrl", "fe8d8a03", packages=("gymnasium", "tyro", "tensorboard"))
 vision = of("pytorch/vision", "e6f04004f0", packages=("torchvision",))
 timm = of("huggingface/pytorch-image-models", "aa4b5850", packages=("timm", "torchvision"))
-
-SMALL_GPT = "--block_size=32 --batch_size=4 --n_layer=2 --n_head=2 --n_embd=32 --dropout=0.0"
-ONE_MNIST = ("mnist ../data",)
 
 REPOSITORIES: tuple[Program, ...] = (
     nanogpt(
@@ -51,7 +40,14 @@ REPOSITORIES: tuple[Program, ...] = (
         data=("nanogpt data/shakespeare_char",),
         uncompared=RANKS,
     ),
-    mingpt("mingpt-adder", "GPT learns to add", "python projects/adder/adder.py --trainer.max_iters=20 --model.model_type=gpt-nano", tolerance=0.3, reason=RANDOM, numbers=r"train loss ([\d.]+)"),
+    mingpt(
+        "mingpt-adder",
+        "GPT learns to add",
+        "python projects/adder/adder.py --trainer.max_iters=20 --model.model_type=gpt-nano",
+        tolerance=0.3,
+        reason=RANDOM,
+        numbers=r"train loss ([\d.]+)",
+    ),
     llama2_c(
         "llama2-c",
         "train.py, a tiny Llama",
@@ -61,43 +57,156 @@ REPOSITORIES: tuple[Program, ...] = (
         packages=("sentencepiece",),
         numbers=r"\| loss ([\d.]+)",
     ),
-    examples("examples-mnist", "convolutional network, Adadelta", "python main.py --epochs=1 --batch-size=32 --log-interval=1", folder="mnist", data=ONE_MNIST, packages=("torchvision",), tolerance=0.5, reason=RANDOM, numbers=r"loss: ([\d.]+)"),
-    examples("examples-mnist-rnn", "LSTM", "python main.py --epochs=1 --batch-size=32 --log-interval=1 --accel", folder="mnist_rnn", data=ONE_MNIST, packages=("torchvision",), tolerance=0.5, reason=RANDOM),
-    examples("examples-forward-forward", "forward-forward training, no backward pass", "python main.py --epochs=3 --train_size=64 --test_size=32", folder="mnist_forward_forward", data=("mnist ./data/",), packages=("torchvision",)),
-    examples("examples-siamese", "Siamese ResNet-18", "python main.py --epochs=1 --batch-size=8 --test-batch-size=32 --log-interval=1 --dry-run", folder="siamese_network", data=ONE_MNIST, packages=("torchvision",), tolerance=0.5, reason="it shuffles on an accelerator only"),
-    examples("examples-vae", "variational autoencoder", "python main.py --epochs=1 --batch-size=64", folder="vae", data=("mnist ../data", "file results/x"), packages=("torchvision",), tolerance=2e-2, reason=RANDOM),
-    examples("examples-dcgan", "DCGAN on made-up images", "python main.py --dataset=fake --accel --dry-run --batchSize=4 --imageSize=64 --ngf=8 --ndf=8 --workers=0 --manualSeed=1", folder="dcgan", packages=("torchvision",), tolerance=1.0, reason=RANDOM, numbers=r"Loss_D: ([\d.]+)"),
-    examples("examples-word-lstm", "LSTM language model", "python main.py --data=text --accel --epochs=1 --nhid=32 --emsize=32 --dropout=0 --log-interval=5 --bptt=8", folder="word_language_model", data=("text text/train.txt", "text text/valid.txt 500", "text text/test.txt 500"), numbers=r"loss +([\d.]+)", tolerance=1e-2, reason="printed with two digits"),
-    examples("examples-word-transformer", "transformer language model", "python main.py --model=Transformer --data=text --accel --epochs=1 --lr=1 --nhid=32 --emsize=32 --dropout=0 --log-interval=5 --bptt=8", folder="word_language_model", data=("text text/train.txt", "text text/valid.txt 500", "text text/test.txt 500"), numbers=r"loss +([\d.]+)", tolerance=1e-2, reason="printed with two digits"),
-    examples("examples-imagenet", "ResNet-18 on made-up pictures", "python main.py pictures --epochs=1 -b=4 -j=0 -p=1 --seed=1 --lr=0.0001", folder="imagenet", data=("images pictures/train", "images pictures/val"), packages=("torchvision",), numbers=r"Loss ([\d.e+-]+) \(", tolerance=2e-2),
-    examples("examples-imagenet-ddp", "the same with multiprocessing-distributed and nccl", "python main.py pictures --epochs=1 -b=8 -j=0 -p=1 --seed=1 --lr=0.0001 --dist-url=tcp://127.0.0.1:29731 --multiprocessing-distributed --world-size=1 --rank=0", folder="imagenet", data=("images pictures/train", "images pictures/val"), packages=("torchvision",), numbers=r"Loss ([\d.e+-]+) \(", uncompared=RANKS, spawns=True, tolerance=2e-2),
-    examples("examples-time-sequence", "LSTM cells and LBFGS in float64 (it has no CUDA branch)", "python train.py --steps=1", folder="time_sequence_prediction", data=("sines traindata.pt",), packages=("matplotlib",), spawns=True),
-    examples("examples-hogwild", "two processes train one shared model", "python main.py --cuda --epochs=1 --batch-size=32 --log-interval=1", folder="mnist_hogwild", data=ONE_MNIST, packages=("torchvision",), tolerance=0.5, reason=RANDOM, spawns=True, numbers=r"loss: ([\d.]+)"),
-    examples("examples-ddp", "DistributedDataParallel's basic example", "torchrun --standalone --nproc_per_node=2 example.py", folder="distributed/ddp", uncompared=RANKS, numbers=r"training completed in rank (\d)"),
-    examples("examples-ddp-tutorial", "single GPU of the DDP tutorial", "python single_gpu.py 2 1 --batch_size=64", folder="distributed/ddp-tutorial-series", only_cuda=True, numbers=r"Epoch (\d)"),
-    examples("examples-ddp-torchrun", "torchrun with snapshots of the DDP tutorial", "torchrun --standalone --nproc_per_node=2 multigpu_torchrun.py 2 1 --batch_size=64", folder="distributed/ddp-tutorial-series", uncompared=RANKS, numbers=r"Epoch (\d)"),
-    examples("examples-fsdp2", "FSDP2 with checkpoints and mixed precision", "torchrun --standalone --nproc_per_node=2 example.py --mixed-precision", folder="distributed/FSDP2", uncompared=RANKS, numbers=r"Running on rank (\d)"),
-    examples("examples-tensor-parallel", "tensor parallelism over two ranks", "torchrun --standalone --nproc_per_node=2 tensor_parallel_example.py", folder="distributed/tensor_parallelism", uncompared=RANKS, numbers=r"iter (\d) completed"),
-    examples("examples-sequence-parallel", "sequence parallelism", "torchrun --standalone --nproc_per_node=2 sequence_parallel_example.py", folder="distributed/tensor_parallelism", uncompared=RANKS, numbers=r"iter (\d) completed"),
-    examples("examples-reinforce", "REINFORCE (on the CPU by its own choice)", "python reinforce.py --log-interval=1", folder="reinforcement_learning", packages=("gymnasium",), spawns=True),
-    tutorial("tutorial-cnn", "convolutional network", "python main.py", folder="tutorials/02-intermediate/convolutional_neural_network", data=("mnist ../../data 1000 100",), packages=("torchvision",), numbers=r"accuracy[^\n]*: ([\d.]+)"),
-    tutorial("tutorial-rnn", "LSTM classifier", "python main.py", folder="tutorials/02-intermediate/recurrent_neural_network", data=("mnist ../../data 1000 100",), packages=("torchvision",), numbers=r"accuracy[^\n]*: ([\d.]+)"),
-    tutorial("tutorial-gan", "generative adversarial network", "python main.py", folder="tutorials/03-advanced/generative_adversarial_network", data=("mnist ../../data 200 10",), packages=("torchvision",), numbers=r"Epoch \[(\d+)/200\]"),
-    Program("pytorch-cifar", "SimpleDLA on CIFAR-10, DataParallel, cudnn.benchmark", "python main.py --lr=0.01", repository="kuangliu/pytorch-cifar", commit="49b7aa9", data=("cifar10 data",), packages=("torchvision",), numbers=r"Saving|Epoch: (\d)"),
-    Program("pygcn", "graph convolutions with a sparse adjacency", "python train.py --epochs=10 --dropout=0", repository="tkipf/pygcn", commit="1600b5b", folder="pygcn", data=("cora ../data/cora",), packages=("scipy",)),
-    Program("pytorch-unet", "U-Net with amp and Dice loss", "python train.py --epochs=1 --batch-size=2 --scale=0.5 --classes=2 --validation=25", repository="milesial/Pytorch-UNet", commit="21d7850", data=("masks data 8",), packages=("wandb", "torchvision"), numbers=r"Dice score: ([\d.]+)", tolerance=1e-2),
-    Program("mae", "masked autoencoder pre-training, amp, gradient accumulation", "python main_pretrain.py --batch_size=4 --epochs=1 --accum_iter=2 --model=mae_vit_base_patch16 --input_size=64 --data_path=pictures --device={device} --num_workers=0 --output_dir= --log_dir=", repository="facebookresearch/mae", commit="efb2a80", data=("images pictures/train",), packages=("torchvision",), only_cuda=True, tolerance=2e-2, reason=RANDOM),
-    Program("dino", "self-distillation of a ViT, fp16, one rank", "torchrun --standalone --nproc_per_node=1 main_dino.py --arch=vit_tiny --data_path=pictures --epochs=1 --batch_size_per_gpu=4 --out_dim=256 --num_workers=0 --local_crops_number=2 --patch_size=32", repository="facebookresearch/dino", commit="7c446df", data=("images pictures",), packages=("torchvision",), only_cuda=True, numbers=r"loss: ([\d.]+)", tolerance=5e-2, reason=RANDOM),
-    cleanrl("cleanrl-ppo", "PPO", "python cleanrl/ppo.py --total-timesteps=256 --num-steps=32", numbers=r"SPS: (\d)", tolerance=100, reason="its only number is its speed"),
-    cleanrl("cleanrl-dqn", "DQN", "python cleanrl/dqn.py --total-timesteps=300 --learning-starts=100", numbers=r"SPS: (\d)", tolerance=100, reason="its only number is its speed"),
-    vision("vision-classification", "references/classification with amp, EMA, mixup", "python train.py --device={device} --data-path=pictures --model=resnet18 --epochs=1 --batch-size=4 --workers=0 --print-freq=1 --model-ema --label-smoothing=0.1 --val-resize-size=64 --val-crop-size=64 --train-crop-size=64", folder="references/classification", data=("images pictures/train", "images pictures/val"), numbers=r" loss: ([\d.]+)", tolerance=2e-2),
-    timm("timm-train", "timm's train.py, made-up pictures", "python train.py --data-dir=pictures --model=resnet10t --num-classes=3 --epochs=1 --batch-size=4 --img-size=64 --workers=0 --device={device} --opt=adamw --lr=1e-3 --log-interval=1 --warmup-epochs=0 --no-prefetcher", data=("images pictures/train", "images pictures/val"), numbers=r"Loss: +([\d.]+)", tolerance=2e-2),
-    Program("whisper", "decoding and transcription with word timestamps, random weights", "python {libraries}/whisper_transcription.py", repository="openai/whisper", commit="c0d2f62", packages=("tiktoken", "numba"), tolerance=2e-2),
-    Program("segment-anything", "prompts and masks of a small model", "python {libraries}/segment_anything_masks.py", repository="facebookresearch/segment-anything", commit="dca509f", packages=("torchvision",)),
-    Program("detr", "ResNet-50 DETR: matcher, losses, training step", "python {libraries}/detr_detection.py", repository="facebookresearch/detr", commit="29901c5", packages=("torchvision", "scipy"), tolerance=1e-3),
-    Program("clip", "training loss, half precision weights", "python {libraries}/clip_half.py", repository="openai/CLIP", commit="d05afc4", packages=("torchvision", "ftfy"), tolerance=2e-2, reason="half precision"),
-    Program("gpt-fast", "generation, speculative decoding, int8 weights", "python {libraries}/gpt_fast_generation.py", repository="pytorch-labs/gpt-fast", commit="32971d3", tolerance=1e-3),
-    Program("llama3", "model parallel Llama 3 with bfloat16 default tensors", "python {libraries}/llama3_generation.py", repository="meta-llama/llama3", commit="a0940f9", packages=("fairscale", "tiktoken"), only_cuda=True, tolerance=2e-2),
-    Program("mamba-minimal", "training steps of a selective scan", "python {libraries}/mamba_minimal_training.py", repository="johnma2006/mamba-minimal", commit="03de542", packages=("einops", "transformers")),
-    Program("stylegan2-ada", "generator, discriminator, R1, path length, augmentation", "python {libraries}/stylegan2_ada_training.py", repository="NVlabs/stylegan2-ada-pytorch", commit="d72cc7d", only_cuda=True, tolerance=1e-3),
+    Program(
+        "pygcn",
+        "graph convolutions with a sparse adjacency",
+        "python train.py --epochs=10 --dropout=0",
+        repository="tkipf/pygcn",
+        commit="1600b5b",
+        folder="pygcn",
+        data=("cora ../data/cora",),
+        packages=("scipy",),
+    ),
+    Program(
+        "pytorch-unet",
+        "U-Net with amp and Dice loss",
+        "python train.py --epochs=1 --batch-size=2 --scale=0.5 --classes=2 --validation=25",
+        repository="milesial/Pytorch-UNet",
+        commit="21d7850",
+        data=("masks data 8",),
+        packages=("wandb", "torchvision"),
+        numbers=r"Dice score: ([\d.]+)",
+        tolerance=1e-2,
+    ),
+    Program(
+        "mae",
+        "masked autoencoder pre-training, amp, gradient accumulation",
+        "python main_pretrain.py --batch_size=4 --epochs=1 --accum_iter=2 --model=mae_vit_base_patch16 --input_size=64 --data_path=pictures --device={device} --num_workers=0 --output_dir= --log_dir=",
+        repository="facebookresearch/mae",
+        commit="efb2a80",
+        data=("images pictures/train",),
+        packages=("torchvision",),
+        only_cuda=True,
+        tolerance=2e-2,
+        reason=RANDOM,
+    ),
+    Program(
+        "dino",
+        "self-distillation of a ViT, fp16, one rank",
+        "torchrun --standalone --nproc_per_node=1 main_dino.py --arch=vit_tiny --data_path=pictures --epochs=1 --batch_size_per_gpu=4 --out_dim=256 --num_workers=0 --local_crops_number=2 --patch_size=32",
+        repository="facebookresearch/dino",
+        commit="7c446df",
+        data=("images pictures",),
+        packages=("torchvision",),
+        only_cuda=True,
+        numbers=r"loss: ([\d.]+)",
+        tolerance=5e-2,
+        reason=RANDOM,
+    ),
+    cleanrl(
+        "cleanrl-ppo",
+        "PPO",
+        "python cleanrl/ppo.py --total-timesteps=256 --num-steps=32",
+        numbers=r"SPS: (\d)",
+        tolerance=100,
+        reason="its only number is its speed",
+    ),
+    cleanrl(
+        "cleanrl-dqn",
+        "DQN",
+        "python cleanrl/dqn.py --total-timesteps=300 --learning-starts=100",
+        numbers=r"SPS: (\d)",
+        tolerance=100,
+        reason="its only number is its speed",
+    ),
+    vision(
+        "vision-classification",
+        "references/classification with amp, EMA, mixup",
+        "python train.py --device={device} --data-path=pictures --model=resnet18 --epochs=1 --batch-size=4 --workers=0 --print-freq=1 --model-ema --label-smoothing=0.1 --val-resize-size=64 --val-crop-size=64 --train-crop-size=64",
+        folder="references/classification",
+        data=("images pictures/train 6 4", "images pictures/val 6 4"),
+        numbers=r" loss: ([\d.]+)",
+        tolerance=1e-2,
+    ),
+    timm(
+        "timm-train",
+        "timm's train.py, made-up pictures",
+        "python train.py --data-dir=pictures --model=resnet10t --num-classes=3 --epochs=1 --batch-size=4 --img-size=64 --workers=0 --device={device} --opt=adamw --lr=1e-3 --log-interval=1 --warmup-epochs=0 --no-prefetcher",
+        data=("images pictures/train", "images pictures/val"),
+        numbers=r"Loss: +([\d.]+)",
+        tolerance=1e-2,
+    ),
+    Program(
+        "whisper",
+        "decoding and transcription with word timestamps, random weights",
+        "python {libraries}/whisper_transcription.py",
+        repository="openai/whisper",
+        commit="c0d2f62",
+        packages=("tiktoken", "numba"),
+        tolerance=2e-2,
+        reason="half precision",
+    ),
+    Program(
+        "segment-anything",
+        "prompts and masks of a small model",
+        "python {libraries}/segment_anything_masks.py",
+        repository="facebookresearch/segment-anything",
+        commit="dca509f",
+        packages=("torchvision",),
+    ),
+    Program(
+        "detr",
+        "ResNet-50 DETR: matcher, losses, training step",
+        "python {libraries}/detr_detection.py",
+        repository="facebookresearch/detr",
+        commit="29901c5",
+        packages=("torchvision", "scipy"),
+        tolerance=1e-3,
+    ),
+    Program(
+        "clip",
+        "training loss, half precision weights",
+        "python {libraries}/clip_half.py",
+        repository="openai/CLIP",
+        commit="d05afc4",
+        packages=("torchvision", "ftfy"),
+        tolerance=2e-2,
+        reason="half precision",
+    ),
+    Program(
+        "gpt-fast",
+        "generation, speculative decoding, int8 weights",
+        "python {libraries}/gpt_fast_generation.py",
+        repository="pytorch-labs/gpt-fast",
+        commit="32971d3",
+        tolerance=1e-3,
+    ),
+    Program(
+        "llama3",
+        "model parallel Llama 3 with bfloat16 default tensors",
+        "python {libraries}/llama3_generation.py",
+        repository="meta-llama/llama3",
+        commit="a0940f9",
+        packages=("fairscale", "tiktoken"),
+        only_cuda=True,
+        tolerance=2e-2,
+        reason="bfloat16",
+    ),
+    Program(
+        "mamba-minimal",
+        "training steps of a selective scan",
+        "python {libraries}/mamba_minimal_training.py",
+        repository="johnma2006/mamba-minimal",
+        commit="03de542",
+        packages=("einops", "transformers"),
+    ),
+    Program(
+        "stylegan2-ada",
+        "generator, discriminator, R1, path length, augmentation",
+        "python {libraries}/stylegan2_ada_training.py",
+        repository="NVlabs/stylegan2-ada-pytorch",
+        commit="d72cc7d",
+        only_cuda=True,
+        tolerance=1e-3,
+    ),
 )

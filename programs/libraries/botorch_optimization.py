@@ -19,6 +19,8 @@ print(f"posterior result {model.posterior(bounds).mean.sum().item():.3f}")
 one, value = optimize_acqf(LogExpectedImprovement(model, values.max()), bounds, q=1, num_restarts=4, raw_samples=16)
 print(f"distance result {(one - 0.3).norm().lt(0.1).double().item():.1f}")
 sampler = SobolQMCNormalSampler(torch.Size([32]), seed=0)
-several, value = optimize_acqf(qLogExpectedImprovement(model, values.max(), sampler), bounds, q=2, num_restarts=2, raw_samples=8)
+several, value = optimize_acqf(
+    qLogExpectedImprovement(model, values.max(), sampler), bounds, q=2, num_restarts=2, raw_samples=8
+)
 assert several.is_cuda == torch.cuda.is_available()
 print(f"batch result {float(several.shape[0]):.1f}")

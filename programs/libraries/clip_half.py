@@ -5,7 +5,10 @@ from clip.model import CLIP, convert_weights
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 draw = torch.Generator().manual_seed(0)
-images, tokens = torch.randn(3, 3, 32, 32, generator=draw).to(device), torch.randint(1, 90, (3, 12), generator=draw).to(device)
+images, tokens = (
+    torch.randn(3, 3, 32, 32, generator=draw).to(device),
+    torch.randint(1, 90, (3, 12), generator=draw).to(device),
+)
 labels = torch.arange(3, device=device)
 for vision in (2, (1, 1, 1, 1)):
     torch.manual_seed(0)

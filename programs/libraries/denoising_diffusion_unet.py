@@ -22,6 +22,8 @@ assert sample.is_cuda == torch.cuda.is_available()
 assert sample.isfinite().all()
 torch.manual_seed(0)
 line = GaussianDiffusion1D(Unet1D(dim=8, dim_mults=(1, 2), channels=4), seq_length=16, timesteps=20).to(device)
-loss = line.p_losses(images.view(2, 4, -1)[..., :16], torch.tensor([3, 12], device=device), noise=noise.view(2, 4, -1)[..., :16])
+loss = line.p_losses(
+    images.view(2, 4, -1)[..., :16], torch.tensor([3, 12], device=device), noise=noise.view(2, 4, -1)[..., :16]
+)
 loss.backward()
 print(f"1-D loss {loss.item():.5f}")

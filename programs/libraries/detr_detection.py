@@ -16,7 +16,10 @@ criterion = SetCriterion(5, HungarianMatcher(1, 5, 2), weights, 0.1, ["labels", 
 draw = torch.Generator().manual_seed(0)
 images = [torch.randn(3, 64, 96, generator=draw).to(device), torch.randn(3, 80, 64, generator=draw).to(device)]
 targets = [
-    {"labels": torch.tensor([1, 3], device=device), "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.3], [0.3, 0.6, 0.2, 0.2]], device=device)},
+    {
+        "labels": torch.tensor([1, 3], device=device),
+        "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.3], [0.3, 0.6, 0.2, 0.2]], device=device),
+    },
     {"labels": torch.tensor([0], device=device), "boxes": torch.tensor([[0.4, 0.4, 0.5, 0.5]], device=device)},
 ]
 out = model(nested_tensor_from_tensor_list(images))

@@ -66,10 +66,16 @@ loss.backward()
 print(f"latent loss {loss.item():.6f}\ndecoded result {vae.decode(latents).sample.abs().mean().item():.5f}")
 
 torch.manual_seed(0)
-dit = DiTTransformer2DModel(
-    num_attention_heads=2, attention_head_dim=8, in_channels=4, num_layers=2, sample_size=8, num_embeds_ada_norm=10
-).to(device).eval()
-out = dit(latents.detach(), timestep=torch.tensor([1, 2], device=device), class_labels=torch.tensor([1, 2], device=device))
+dit = (
+    DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=4, num_layers=2, sample_size=8, num_embeds_ada_norm=10
+    )
+    .to(device)
+    .eval()
+)
+out = dit(
+    latents.detach(), timestep=torch.tensor([1, 2], device=device), class_labels=torch.tensor([1, 2], device=device)
+)
 print(f"DiT result {out.sample.abs().mean().item():.6f}")
 torch.manual_seed(0)
 flux = FluxTransformer2DModel(

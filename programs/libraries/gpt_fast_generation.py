@@ -1,7 +1,7 @@
 """gpt-fast: its Llama with a static key-value cache, generation, speculative decoding and int8 weights."""
 
 import torch
-from generate import generate, prefill
+from generate import generate
 from model import ModelArgs, Transformer
 from quantize import WeightOnlyInt8QuantHandler
 
@@ -10,7 +10,9 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 def model(seed):
     torch.manual_seed(seed)
-    made = Transformer(ModelArgs(block_size=64, vocab_size=96, n_layer=2, n_head=4, dim=32, intermediate_size=48, n_local_heads=2))
+    made = Transformer(
+        ModelArgs(block_size=64, vocab_size=96, n_layer=2, n_head=4, dim=32, intermediate_size=48, n_local_heads=2)
+    )
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return made.to(device).eval()

@@ -23,7 +23,9 @@ class Sparse(gpytorch.models.ApproximateGP):
     def __init__(self):
         points = torch.linspace(0, 1, 8, device=device)[:, None]
         posterior = gpytorch.variational.CholeskyVariationalDistribution(8)
-        super().__init__(gpytorch.variational.VariationalStrategy(self, points, posterior, learn_inducing_locations=True))
+        super().__init__(
+            gpytorch.variational.VariationalStrategy(self, points, posterior, learn_inducing_locations=True)
+        )
         self.mean = gpytorch.means.LinearMean(1)
         self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
 
@@ -49,7 +51,9 @@ for settings in ({"fast_computations": False}, {"fast_computations": True}):
         likelihood.eval()
         with torch.no_grad(), gpytorch.settings.fast_pred_var():
             prediction = likelihood(model(torch.linspace(0, 2, 9, device=device)))
-        print(f"mean result {prediction.mean.abs().mean().item():.5f}\nvariance result {prediction.variance.mean().item():.5f}")
+        print(
+            f"mean result {prediction.mean.abs().mean().item():.5f}\nvariance result {prediction.variance.mean().item():.5f}"
+        )
 
 torch.manual_seed(0)
 sparse, noise = Sparse().to(device), gpytorch.likelihoods.GaussianLikelihood().to(device)

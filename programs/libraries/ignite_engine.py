@@ -20,7 +20,9 @@ RunningAverage(output_transform=lambda value: value).attach(trainer, "running")
 trainer.add_event_handler(Events.ITERATION_COMPLETED, TerminateOnNan())
 average = EMAHandler(model, momentum=0.1)
 average.attach(trainer)
-trainer.add_event_handler(Events.EPOCH_COMPLETED, Checkpoint({"model": model}, DiskSaver("checkpoints", require_empty=False)))
+trainer.add_event_handler(
+    Events.EPOCH_COMPLETED, Checkpoint({"model": model}, DiskSaver("checkpoints", require_empty=False))
+)
 
 
 @trainer.on(Events.EPOCH_COMPLETED)

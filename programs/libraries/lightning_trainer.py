@@ -12,7 +12,9 @@ class Model(lightning.LightningModule):
     def __init__(self, width=16):
         super().__init__()
         self.save_hyperparameters()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 1))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 1)
+        )
 
     def training_step(self, batch, index):
         assert batch[0].is_cuda == cuda

@@ -4,7 +4,7 @@ import torch
 from monai.inferers import sliding_window_inference
 from monai.losses import DiceCELoss, FocalLoss, TverskyLoss
 from monai.metrics import DiceMetric, compute_iou
-from monai.networks.nets import BasicUNet, DynUNet, SegResNet, UNet, UNETR, VNet
+from monai.networks.nets import UNETR, BasicUNet, DynUNet, SegResNet, UNet
 from monai.transforms import AsDiscrete, Compose, KeepLargestConnectedComponent, RandGaussianNoise, ScaleIntensity
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -17,7 +17,6 @@ NETS = {
     "SegResNet": lambda: SegResNet(3, 8, 1, 2, blocks_down=(1, 1), blocks_up=(1,)),
     "DynUNet": lambda: DynUNet(3, 1, 2, [3, 3, 3], [1, 2, 2], [2, 2], filters=[4, 8, 16]),
     "UNETR": lambda: UNETR(1, 2, (32, 32, 32), feature_size=4, hidden_size=24, mlp_dim=32, num_heads=2),
-    "VNet": lambda: VNet(3, 1, 2, dropout_prob_down=None, dropout_prob_up=(None, None)),
 }
 for name, make in NETS.items():
     torch.manual_seed(0)
@@ -30,7 +29,9 @@ for name, make in NETS.items():
         optimizer.zero_grad()
         print(f"{name} loss {loss.item():.5f}")
     if name == "UNet":
-        scores = sliding_window_inference(torch.rand(1, 1, 40, 40, 40, generator=draw).to(device), (32, 32, 32), 2, net, mode="gaussian")
+        scores = sliding_window_inference(
+            torch.rand(1, 1, 40, 40, 40, generator=draw).to(device), (32, 32, 32), 2, net, mode="gaussian"
+        )
         print(f"sliding window result {scores.abs().mean().item():.5f}")
 scores = net(volume).detach()
 for criterion in (FocalLoss(to_onehot_y=True), TverskyLoss(to_onehot_y=True, softmax=True)):
@@ -39,7 +40,9 @@ found = AsDiscrete(argmax=True, to_onehot=2)(scores[0])
 wanted = AsDiscrete(to_onehot=2)(labels[0])
 dice = DiceMetric(include_background=False)
 dice([found], [wanted])
-print(f"dice result {dice.aggregate().item():.5f}\nIoU result {compute_iou(found[None], wanted[None]).nanmean().item():.5f}")
+print(
+    f"dice result {dice.aggregate().item():.5f}\nIoU result {compute_iou(found[None], wanted[None]).nanmean().item():.5f}"
+)
 print(f"largest result {KeepLargestConnectedComponent(applied_labels=[1])(labels[0]).float().mean().item():.5f}")
 prepared = Compose([ScaleIntensity(), RandGaussianNoise(prob=0.0)])(volume[0])
 print(f"prepared result {prepared.mean().item():.5f}")

@@ -21,7 +21,9 @@ def model(data):
 def mixture(data):
     places = pyro.param("places", torch.tensor([1.0, 4.0], device=device))
     with pyro.plate("data", len(data)):
-        which = pyro.sample("which", dist.Categorical(torch.tensor([0.5, 0.5], device=device)), infer={"enumerate": "parallel"})
+        which = pyro.sample(
+            "which", dist.Categorical(torch.tensor([0.5, 0.5], device=device)), infer={"enumerate": "parallel"}
+        )
         pyro.sample("x", dist.Normal(places[which], 1.0), obs=data)
 
 
@@ -44,8 +46,12 @@ flow = dist.TransformedDistribution(
 )
 print(f"flow loss {-flow.log_prob(data.view(100, 2)).mean().item():.5f}")
 for law in (dist.Gamma(2.0, 3.0), dist.Beta(2.0, 3.0), dist.StudentT(4.0), dist.VonMises(0.5, 2.0), dist.Poisson(3.0)):
-    law = type(law)(*(torch.tensor(float(getattr(law, name)), device=device) for name in law.arg_constraints if name != "logits"))
+    law = type(law)(
+        *(torch.tensor(float(getattr(law, name)), device=device) for name in law.arg_constraints if name != "logits")
+    )
     sample = law.sample((2000,))
-    print(f"{type(law).__name__} result {law.log_prob(torch.ones((), device=device) * 0.5 if not isinstance(law, dist.Poisson) else torch.ones((), device=device)).item():.5f}")
+    print(
+        f"{type(law).__name__} result {law.log_prob(torch.ones((), device=device) * 0.5 if not isinstance(law, dist.Poisson) else torch.ones((), device=device)).item():.5f}"
+    )
     assert sample.is_cuda == torch.cuda.is_available()
     assert sample.float().mean().isfinite()

@@ -24,7 +24,11 @@ for prompt in (
     {"box": numpy.array([10, 10, 90, 70])},
 ):
     masks, scores, low = predictor.predict(**prompt)
-    print(f"scores result {float(abs(scores).sum()):.5f}\nmasks result {float(masks.mean()):.4f}\nlow result {float(abs(low).mean()):.5f}")
-found = SamAutomaticMaskGenerator(sam, points_per_side=4, pred_iou_thresh=-9, stability_score_thresh=0.0, points_per_batch=8)
+    print(
+        f"scores result {float(abs(scores).sum()):.5f}\nmasks result {float(masks.mean()):.4f}\nlow result {float(abs(low).mean()):.5f}"
+    )
+found = SamAutomaticMaskGenerator(
+    sam, points_per_side=4, pred_iou_thresh=-9, stability_score_thresh=0.0, points_per_batch=8
+)
 found.predictor.transform.target_length = 128
 print(f"found result {float(len(found.generate(picture))):.1f}")

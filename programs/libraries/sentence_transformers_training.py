@@ -27,7 +27,10 @@ pairs = (["a red cat", "the old dog sees", "a blue house"], ["the red cat", "a d
 loss = losses.MultipleNegativesRankingLoss(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(4):
-    batch = [{key: value.to(model.device) for key, value in model.tokenize(texts).items() if torch.is_tensor(value)} for texts in pairs]
+    batch = [
+        {key: value.to(model.device) for key, value in model.tokenize(texts).items() if torch.is_tensor(value)}
+        for texts in pairs
+    ]
     value = loss(batch, labels=None)
     value.backward()
     optimizer.step()

@@ -34,5 +34,7 @@ print(f"score result {pipeline.score(features, labels):.4f}")
 net.save_params(f_params="weights.pt")
 again = net.__class__(Network, criterion=torch.nn.CrossEntropyLoss, device=net.device).initialize()
 again.load_params(f_params="weights.pt")
-search = GridSearchCV(net, {"module__width": [8, 16], "max_epochs": [2]}, cv=2, scoring="accuracy").fit(features, labels)
+search = GridSearchCV(net, {"module__width": [8, 16], "max_epochs": [2]}, cv=2, scoring="accuracy").fit(
+    features, labels
+)
 print(f"search result {search.best_score_:.2f}")

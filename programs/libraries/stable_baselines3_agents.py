@@ -15,7 +15,9 @@ for name, (kind, environment, options) in AGENTS.items():
     agent = kind("MlpPolicy", environment, device=device, seed=0, **options).learn(200)
     agent.save(name)
     agent = kind.load(name, device=device)
-    reward, _ = evaluate_policy(agent, agent.get_env() or agent._wrap_env(__import__("gymnasium").make(environment)), n_eval_episodes=1)
+    reward, _ = evaluate_policy(
+        agent, agent.get_env() or agent._wrap_env(__import__("gymnasium").make(environment)), n_eval_episodes=1
+    )
     assert next(agent.policy.parameters()).is_cuda == torch.cuda.is_available()
     state = torch.zeros(1, *agent.observation_space.shape).numpy()
     print(f"{name} result {float(agent.predict(state, deterministic=True)[0].shape[0]):.1f}")

@@ -10,11 +10,11 @@ import torch
 device = "cuda" if torch.cuda.is_available() else "cpu"
 draw = torch.Generator().manual_seed(0)
 NAMES = {
-    "vit_tiny_patch16_224": {"img_size": 32, "depth": 2}, "convnextv2_atto": {"depths": (1, 1, 1, 1)}, "resnet10t": {},
+    "vit_tiny_patch16_224": {"img_size": 32, "depth": 2}, "convnextv2_atto": {}, "resnet10t": {},
     "efficientnet_b0": {}, "mobilenetv3_small_050": {}, "swin_tiny_patch4_window7_224":
-    {"img_size": 32, "window_size": 4, "embed_dim": 24, "depths": (1, 1)}, "mixer_s32_224": {"img_size": 32, "num_blocks": 2},
+    {"img_size": 32, "window_size": 4}, "mixer_s32_224": {"img_size": 32},
     "eva02_tiny_patch14_224": {"img_size": 28, "depth": 2}, "regnetx_002": {}, "maxvit_rmlp_pico_rw_256": {"img_size": 64},
-    "coatnet_pico_rw_224": {"img_size": 64}, "ghostnet_050": {}, "xcit_nano_12_p16_224": {"depth": 1},
+    "coatnet_pico_rw_224": {"img_size": 64}, "ghostnet_050": {}, "xcit_nano_12_p16_224": {"img_size": 32},
 }  # fmt: skip
 for name, options in NAMES.items():
     torch.manual_seed(0)

@@ -9,7 +9,11 @@ from torch_geometric.utils import add_self_loops, degree, scatter, softmax, to_d
 device = "cuda" if torch.cuda.is_available() else "cpu"
 draw = torch.Generator().manual_seed(0)
 graphs = [
-    Data(x=torch.randn(12, 8, generator=draw), edge_index=torch.randint(0, 12, (2, 40), generator=draw), y=torch.tensor([i % 3]))
+    Data(
+        x=torch.randn(12, 8, generator=draw),
+        edge_index=torch.randint(0, 12, (2, 40), generator=draw),
+        y=torch.tensor([i % 3]),
+    )
     for i in range(8)
 ]
 batch = Batch.from_data_list(graphs).to(device)

@@ -4,7 +4,7 @@ import tempfile
 
 import torch
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import TensorDictModule
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.modules import MLP, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
@@ -20,7 +20,9 @@ def random(*size):
 
 torch.manual_seed(0)
 policy = TensorDictModule(MLP(4, 3, num_cells=[16]), in_keys=["observation"], out_keys=["logits"])
-actor = ProbabilisticActor(policy, in_keys=["logits"], distribution_class=torch.distributions.Categorical, return_log_prob=True).to(device)
+actor = ProbabilisticActor(
+    policy, in_keys=["logits"], distribution_class=torch.distributions.Categorical, return_log_prob=True
+).to(device)
 critic = ValueOperator(MLP(4, 1, num_cells=[16]), in_keys=["observation"]).to(device)
 false = torch.zeros(8, 5, 1, dtype=torch.bool, device=device)
 steps = TensorDict(

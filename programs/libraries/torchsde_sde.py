@@ -26,7 +26,9 @@ start = torch.ones(64, 3, device=device)
 times = torch.linspace(0, 1, 5, device=device)
 paths = torchsde.sdeint(equation, start, times, method="milstein", dt=0.05)
 print(f"mean result {paths[-1].mean().item():.2f}")
-motion = torchsde.BrownianInterval(0.0, 1.0, size=(64, 3), device=device, entropy=7, levy_area_approximation="space-time")
+motion = torchsde.BrownianInterval(
+    0.0, 1.0, size=(64, 3), device=device, entropy=7, levy_area_approximation="space-time"
+)
 paths = torchsde.sdeint_adjoint(equation, start, times, bm=motion, dt=0.05)
 paths.mean().backward()
 print(f"gradient result {equation.drift.bias.grad.sum().item():.2f}")

@@ -11,7 +11,7 @@ SMALL = {
 FAMILIES = {
     "llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {}, "gemma": {}, "gemma2": {"sliding_window": 8},
     "gemma3_text": {"sliding_window": 8}, "phi": {}, "phi3": {"rope_scaling": None}, "gpt_neox": {},
-   
+
     "bloom": {}, "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0}, "starcoder2": {}, "olmo": {},
     "olmo2": {}, "granite": {}, "cohere": {}, "stablelm": {}, "gptj": {"rotary_dim": 4}, "smollm3": {}, "glm": {},
     "gpt_bigcode": {"n_embd": 32, "n_head": 4, "n_layer": 2},

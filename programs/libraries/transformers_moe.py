@@ -10,13 +10,14 @@ SMALL = {
     "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 8, "first_k_dense_replace": 1, "bos_token_id": 1, "eos_token_id": 2, "output_router_logits": True,
 }  # fmt: skip
+DIFFERENT = {"deepseek_v3": {"num_key_value_heads": 4}}
 device = "cuda" if torch.cuda.is_available() else "cpu"
 tokens = torch.randint(3, 96, (2, 16), generator=torch.Generator().manual_seed(0)).to(device)
 
 for family in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "olmoe", "gpt_oss", "granitemoe", "phimoe"):
     for experts in ("eager", "batched_mm", "grouped_mm"):
         torch.manual_seed(0)
-        config = AutoConfig.for_model(family, **SMALL)
+        config = AutoConfig.for_model(family, **{**SMALL, **DIFFERENT.get(family, {})})
         try:
             model = AutoModelForCausalLM.from_config(config, experts_implementation=experts).to(device).eval()
         except (TypeError, ValueError) as error:

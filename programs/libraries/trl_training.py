@@ -37,11 +37,35 @@ def show(name, trainer, compared=True):
 
 
 texts = Dataset.from_dict({"text": ["a red cat sees the old dog", "the dog likes a blue house"] * 8})
-pairs = Dataset.from_dict({"prompt": ["a red cat"] * 16, "chosen": [" sees the dog"] * 16, "rejected": [" likes house"] * 16})
-show("SFT", SFTTrainer(model(), SFTConfig("sft", max_length=16, packing=True, **TRAINING), train_dataset=texts, processing_class=tokenizer))
+pairs = Dataset.from_dict(
+    {"prompt": ["a red cat"] * 16, "chosen": [" sees the dog"] * 16, "rejected": [" likes house"] * 16}
+)
+show(
+    "SFT",
+    SFTTrainer(
+        model(),
+        SFTConfig("sft", max_length=16, packing=True, **TRAINING),
+        train_dataset=texts,
+        processing_class=tokenizer,
+    ),
+)
 show("DPO", DPOTrainer(model(), None, DPOConfig("dpo", **TRAINING), train_dataset=pairs, processing_class=tokenizer))
-show("reward", RewardTrainer(model(LlamaForSequenceClassification), RewardConfig("reward", **TRAINING), train_dataset=pairs, processing_class=tokenizer))
+show(
+    "reward",
+    RewardTrainer(
+        model(LlamaForSequenceClassification),
+        RewardConfig("reward", **TRAINING),
+        train_dataset=pairs,
+        processing_class=tokenizer,
+    ),
+)
 group = GRPOConfig("grpo", num_generations=4, max_completion_length=8, **TRAINING)
 prompts = Dataset.from_dict({"prompt": ["a red cat", "the old dog"] * 8})
-trainer = GRPOTrainer(model(), lambda completions, **_: [float(len(c)) for c in completions], group, train_dataset=prompts, processing_class=tokenizer)
+trainer = GRPOTrainer(
+    model(),
+    lambda completions, **_: [float(len(c)) for c in completions],
+    group,
+    train_dataset=prompts,
+    processing_class=tokenizer,
+)
 show("GRPO", trainer, compared=False)

@@ -14,7 +14,9 @@ for part in ("train", "val"):
     (root / "images" / part).mkdir(parents=True)
     (root / "labels" / part).mkdir(parents=True)
     for number in range(8):
-        Image.fromarray(random.integers(0, 255, (64, 64, 3), dtype=numpy.uint8)).save(root / "images" / part / f"{number}.png")
+        Image.fromarray(random.integers(0, 255, (64, 64, 3), dtype=numpy.uint8)).save(
+            root / "images" / part / f"{number}.png"
+        )
         (root / "labels" / part / f"{number}.txt").write_text(f"{number % 2} 0.5 0.5 0.4 0.6\n")
 (root / "data.yaml").write_text(f"path: {root}\ntrain: images/train\nval: images/val\nnames: {{0: cat, 1: dog}}\n")
 model = YOLO("yolo11n.yaml")

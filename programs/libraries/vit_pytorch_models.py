@@ -8,7 +8,6 @@ from vit_pytorch.crossformer import CrossFormer
 from vit_pytorch.deepvit import DeepViT
 from vit_pytorch.levit import LeViT
 from vit_pytorch.max_vit import MaxViT
-from vit_pytorch.mobile_vit import MobileViT
 from vit_pytorch.pit import PiT
 from vit_pytorch.t2t import T2TViT
 
@@ -22,7 +21,6 @@ MODELS = {
     "CaiT": lambda: CaiT(patch_size=8, cls_depth=1, **SIZES),
     "CCT": lambda: CCT(img_size=32, embedding_dim=32, n_conv_layers=1, num_layers=2, num_heads=2, num_classes=5),
     "LeViT": lambda: LeViT(image_size=32, num_classes=5, stages=1, dim=32, depth=1, heads=2, mlp_mult=2),
-    "MobileViT": lambda: MobileViT(image_size=(32, 32), dims=[16, 16, 16], channels=[8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 16], num_classes=5),
     "PiT": lambda: PiT(patch_size=8, **{**SIZES, "depth": (1, 1)}),
     "T2T": lambda: T2TViT(image_size=32, num_classes=5, dim=32, depth=1, heads=2, mlp_dim=48, t2t_layers=((7, 4), (3, 2))),
     "MaxViT": lambda: MaxViT(num_classes=5, dim_conv_stem=8, dim=16, dim_head=8, depth=(1, 1), window_size=4),
