@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many programs at a time")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     options = parser.parse_args()
-    chosen = [program for program in ALL if not options.names or any(name in program.name for name in options.names)]
+    chosen = _chosen(options.names)
     if options.list:
         for program in chosen:
             print(f"{program.name:28} {program.missing() or 'can be run'}")
@@ -60,6 +60,13 @@ def main() -> int:
     }
     print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
     return int(counts["failed"] > 0)
+
+
+def _chosen(names: list[str]) -> list[Program]:
+    """All, or those of these names; a name that nobody has stands for all that it is a part of."""
+    exact = {program.name for program in ALL} & set(names)
+    parts = set(names) - exact
+    return [p for p in ALL if not names or p.name in exact or any(part in p.name for part in parts)]
 
 
 def _in_words(result: Result) -> str:

@@ -138,7 +138,7 @@ EXAMPLES: tuple[Program, ...] = (
         "single GPU of the DDP tutorial",
         "python single_gpu.py 2 1 --batch_size=64",
         folder="distributed/ddp-tutorial-series",
-        only_cuda=True,
+        uncompared="it prints no loss",
         numbers=r"Epoch (\d)",
     ),
     examples(
@@ -190,14 +190,5 @@ EXAMPLES: tuple[Program, ...] = (
         data=("mnist ../../data 1000 100",),
         packages=("torchvision",),
         numbers=r"accuracy[^\n]*: ([\d.]+)",
-    ),
-    tutorial(
-        "tutorial-gan",
-        "generative adversarial network",
-        "python main.py",
-        folder="tutorials/03-advanced/generative_adversarial_network",
-        data=("mnist ../../data 200 10",),
-        packages=("torchvision",),
-        numbers=r"Epoch \[(\d+)/200\]",
     ),
 )

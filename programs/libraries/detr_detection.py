@@ -1,15 +1,23 @@
 """DETR with a ResNet-50 of random weights: the Hungarian matcher, its losses, a training step and post-processing."""
 
+from pathlib import Path
+
 import torch
+import torchvision
 from hubconf import detr_resnet50
 from models.detr import PostProcess, SetCriterion
 from models.matcher import HungarianMatcher
 from util.misc import nested_tensor_from_tensor_list
 
+# DETR's backbone wants torchvision's weights: random ones, where torch.hub would have put them.
+weights_folder = Path(torch.hub.get_dir()) / "checkpoints"
+weights_folder.mkdir(parents=True, exist_ok=True)
+torch.manual_seed(0)
+torch.save(torchvision.models.resnet50().state_dict(), weights_folder / "resnet50-0676ba61.pth")
+
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 model = detr_resnet50(pretrained=False, num_classes=5)
-model.backbone[0].body.load_state_dict(model.backbone[0].body.state_dict())
 model = model.to(device).eval()
 weights = {"loss_ce": 1, "loss_bbox": 5, "loss_giou": 2}
 criterion = SetCriterion(5, HungarianMatcher(1, 5, 2), weights, 0.1, ["labels", "boxes", "cardinality"]).to(device)

@@ -49,7 +49,7 @@ show(
         processing_class=tokenizer,
     ),
 )
-show("DPO", DPOTrainer(model(), None, DPOConfig("dpo", **TRAINING), train_dataset=pairs, processing_class=tokenizer))
+show("DPO", DPOTrainer(model(), model(), DPOConfig("dpo", **TRAINING), train_dataset=pairs, processing_class=tokenizer))
 show(
     "reward",
     RewardTrainer(
