@@ -69,7 +69,7 @@ LIBRARIES = (
         reason="draws random numbers on the device",
     ),
     library("x-transformers-models", "12 options of a decoder, encoder-decoder", "x-transformers"),
-    library("vit-pytorch-models", "10 vision transformers, MAE", "vit-pytorch", numbers=r"(?:loss|result) (-?[\d.]+)"),
+    library("vit-pytorch-models", "9 vision transformers", "vit-pytorch", numbers=r"(?:loss|result) (-?[\d.]+)"),
     library("kornia-images", "27 image operations and gradients", "kornia"),
     library("monai-segmentation", "5 volumetric networks, sliding windows, measures", "monai"),
     library(

@@ -18,7 +18,7 @@ for vision in (2, (1, 1, 1, 1)):
     loss.backward()
     print(f"{vision} loss {loss.item():.5f}")
     convert_weights(model)
-    if device == "cuda" or vision == 2:
+    if vision == 2:
         print(f"half result {model.encode_text(tokens).float().abs().mean().item():.3f}")
     if device == "cuda":
         assert model.encode_image(images.half()).dtype == torch.float16

@@ -27,5 +27,4 @@ for _ in range(6):
     position = tokens.shape[1]
     print(f"scores result {scores.float().abs().mean().item():.2f}")
     tokens = torch.cat([tokens, torch.argmax(scores[:, -1], dim=-1, keepdim=True)], 1)
-assert model.layers[0].attention.cache_k.is_cuda
 torch.distributed.destroy_process_group()

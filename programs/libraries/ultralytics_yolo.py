@@ -25,8 +25,9 @@ model.train(
     data=str(root / "data.yaml"), epochs=1, imgsz=64, batch=4, device=device, workers=0, amp=False, plots=False, seed=0,
     mosaic=0, hsv_h=0, hsv_s=0, hsv_v=0, translate=0, scale=0, fliplr=0, erasing=0, optimizer="SGD", val=True, verbose=False,
 )  # fmt: skip
-for name, value in zip(("box", "class", "distribution"), model.trainer.tloss.tolist()):
-    print(f"{name} final loss {value:.4f}")
+losses = model.trainer.tloss  # a tensor or, in newer releases, a dictionary
+for value in losses.values() if isinstance(losses, dict) else losses:
+    print(f"final loss {float(value):.4f}")
 [found] = model.predict(root / "images/val/0.png", device=device, imgsz=64, conf=0.0001, verbose=False)
 assert found.boxes.xyxy.is_cuda == torch.cuda.is_available()
 print(f"boxes result {float(len(found.boxes) > 0):.1f}")

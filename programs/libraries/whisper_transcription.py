@@ -6,7 +6,9 @@ from whisper.model import ModelDimensions, Whisper
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
-model = Whisper(ModelDimensions(80, 1500, 32, 4, 2, 51865, 448, 32, 4, 2)).to(device).eval()
+model = Whisper(ModelDimensions(80, 1500, 32, 4, 2, 51865, 448, 32, 4, 2)).eval()
+torch.nn.init.normal_(model.decoder.positional_embedding, std=0.02)  # Whisper itself leaves it to its checkpoint
+model.to(device)
 sound = torch.sin(torch.arange(16000 * 3) * 0.05) * 0.1
 mel = whisper.log_mel_spectrogram(whisper.pad_or_trim(sound), device=device)
 print(f"mel result {mel.abs().mean().item():.6f}")

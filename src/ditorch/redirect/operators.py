@@ -20,7 +20,7 @@ def apply(patches: Patches, backend: Backend) -> None:
     key_of = getattr(torch._C, "_dispatch_key_for_device", None)
     own = key_of(backend.device_type) if key_of is not None else "PrivateUse1"
     keys = {f"{kind}CUDA": f"{kind}{own}" for kind in ("", "Autograd", "Autocast")}
-    library = torch.library.Library
+    library: Any = torch.library.Library
     initialize, implement = library.__init__, library.impl
 
     @functools.wraps(initialize)
