@@ -80,6 +80,7 @@ LIBRARIES = (
         "YOLO11 trained by its own trainer, and predicting",
         "ultralytics",
         "torchvision",
+        numbers=r"final loss ([\d.]+)",
         tolerance=2e-3,
     ),
     library("ignite-engine", "trainer, evaluator, measures, EMA", "pytorch-ignite"),

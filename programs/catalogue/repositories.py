@@ -93,7 +93,7 @@ REPOSITORIES: tuple[Program, ...] = (
     ),
     vision(
         "vision-classification",
-        "references/classification with amp, EMA, mixup",
+        "references/classification with EMA and label smoothing",
         "python train.py --device={device} --data-path=pictures --model=resnet18 --epochs=1 --batch-size=4 --workers=0 --print-freq=1 --model-ema --label-smoothing=0.1 --val-resize-size=64 --val-crop-size=64 --train-crop-size=64",
         folder="references/classification",
         data=("images pictures/train 6 4", "images pictures/val 6 4"),
