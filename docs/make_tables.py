@@ -15,6 +15,9 @@ from types import ModuleType
 from typing import Any, Callable
 
 os.environ["DITORCH_DISABLE_MOCK"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for programs, which is not installed
+
+from programs import table as programs
 
 from ditorch import backends, settings
 from ditorch.redirect import cuda
@@ -59,6 +62,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "backends": backends.table,
     "cuda": cuda.table,
     "faults": faults_table,
+    "programs": lambda: f"{programs.counts()}\n\n{table(programs.HEAD, programs.rows())}",
     "settings": lambda: settings_table(settings),
     "tool_settings": lambda: settings_table(tool_settings),
 }

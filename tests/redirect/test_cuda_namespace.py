@@ -411,10 +411,13 @@ def test_a_cuda_type_can_be_the_default(cuda) -> None:
     try:
         assert torch.zeros(1).device.type == "sim"
         assert torch.zeros(1).dtype is torch.float64
+        for made in (torch.Tensor(2, 3), torch.Tensor([[1.0, 2.0, 3.0]] * 2), torch.nn.Parameter(torch.Tensor(2, 3))):
+            assert (made.device.type, made.dtype, made.shape) == ("sim", torch.float64, (2, 3))
+        assert torch.FloatTensor(2).device.type == "cpu"
     finally:
         torch.set_default_tensor_type(torch.FloatTensor)
-    assert torch.zeros(1).device.type == "cpu"
-    assert torch.zeros(1).dtype is torch.float32
+    for made in (torch.zeros(1), torch.Tensor(1), torch.Tensor([1.0])):
+        assert (made.device.type, made.dtype, made.shape) == ("cpu", torch.float32, (1,))
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")

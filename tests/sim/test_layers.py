@@ -257,3 +257,12 @@ def test_the_kernels_of_sync_batch_norm_are_those_of_batch_norm(equal_counts):
         (device_var, running_var),
     ):
         torch.testing.assert_close(got.cpu(), right, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("driver", ["gesvd", "gesvdj", "gesvda"])
+def test_the_drivers_of_cusolver_are_accepted(driver):
+    matrix = torch.randn(4, 3)
+    expected = torch.linalg.svd(matrix)
+    for mine, cpus in zip(torch.linalg.svd(matrix.to("sim"), driver=driver), expected):
+        assert torch.equal(mine.cpu(), cpus)
+    assert torch.equal(torch.linalg.svdvals(matrix.to("sim"), driver=driver).cpu(), torch.linalg.svdvals(matrix))

@@ -7,7 +7,19 @@ what is left are attributes that were given another value, every one of them in 
 from __future__ import annotations
 
 from ditorch.backend import Backend
-from ditorch.redirect import amp, checkpoints, compiler, cuda, devices, distributed, exchange, sharing, strings, triton
+from ditorch.redirect import (
+    amp,
+    checkpoints,
+    compiler,
+    cuda,
+    devices,
+    distributed,
+    exchange,
+    operators,
+    sharing,
+    strings,
+    triton,
+)
 from ditorch.redirect.patch import Patches
 
 
@@ -27,6 +39,7 @@ class Redirect:
             distributed.apply(self.patches, backend)
             compiler.apply(self.patches, backend)
             triton.apply(self.patches, backend)
+            operators.apply(self.patches, backend)
         except BaseException:  # swallows nothing: half a redirect is worse than none, whatever went wrong
             self.patches.undo()
             raise

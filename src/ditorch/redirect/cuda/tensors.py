@@ -135,6 +135,7 @@ class _DefaultType:
     def __init__(self, target: Target, original: Callable[[Any], None]) -> None:
         self._target = target
         self._original = original
+        self._constructor = Patches()
         self._on_device = False
 
     def set(self, kind: Any) -> None:
@@ -145,12 +146,26 @@ class _DefaultType:
         else:
             torch.set_default_dtype(asked.dtype)  # refuses what is not floating-point
             torch.set_default_device(self._target.device())
+            self._make_constructor(asked)
             self._on_device = True
 
     def reset(self) -> None:
         if self._on_device:
             torch.set_default_device(None)
+            self._constructor.undo()
             self._on_device = False
+
+    def _make_constructor(self, kind: _TensorType) -> None:
+        """torch.Tensor(2, 3) asks for no default device, only for the default type."""
+        self._constructor.undo()
+        original: Any = torch.Tensor.__new__
+
+        def new(cls: Any, *args: Any, **options: Any) -> Any:
+            if cls is torch.Tensor and not options:
+                return kind(*args)
+            return original(cls, *args, **options)
+
+        self._constructor.assign(torch.Tensor, "__new__", staticmethod(new), "the default type is the device's")
 
 
 def _asked_type(kind: Any) -> _TensorType | None:

@@ -190,6 +190,13 @@ inline void convolution_backward(const OperatorHandle& op, Stack* stack) {
   run_on_host(op, kernel, signature, stack);
 }
 
+// torch.linalg.svd(driver=) names an algorithm of cuSOLVER's, which the CPU refuses.
+inline void linalg_svd(const OperatorHandle& op, Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  (*stack)[first + 3] = IValue();  // (matrix, full_matrices, compute_uv, driver, …)
+  run_on_host(op, op, Signature(op.schema()), stack);
+}
+
 // ---- registration --------------------------------------------------------------------------------------------------
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -208,6 +215,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("set_", set_nothing);
   m.impl("native_dropout", native_dropout);
+  m.impl("_linalg_svd", torch::CppFunction::makeFromBoxedFunction<&linalg_svd>());
+  m.impl("_linalg_svd.U", torch::CppFunction::makeFromBoxedFunction<&linalg_svd>());
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
   m.impl("_lazy_clone", lazy_clone);

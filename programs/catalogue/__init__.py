@@ -1,0 +1,10 @@
+"""Every program, in the order of the table."""
+
+from __future__ import annotations
+
+from ..record import Program
+from .examples import EXAMPLES
+from .libraries import LIBRARIES
+from .repositories import REPOSITORIES
+
+ALL: tuple[Program, ...] = (*REPOSITORIES, *EXAMPLES, *LIBRARIES)
