@@ -298,9 +298,9 @@ def _is_rounding(healthy: torch.Tensor, changed: torch.Tensor, exact: torch.Tens
 
 
 def _can_be_compared(op: Any, sample: Any) -> bool:
-    from op_tools.comparing import chance
+    from op_tools.autocompare.judging import random_ops
 
-    if chance.is_random(f"torch.{op.name}", (sample.input, *sample.args), sample.kwargs):
+    if random_ops.is_random(f"torch.{op.name}", (sample.input, *sample.args), sample.kwargs):
         return False  # attention with dropout
     return isinstance(sample.input, torch.Tensor) or bool(sample.args)
 
@@ -327,7 +327,7 @@ class Outcome:
 def observed(work: Callable[[], object], injected: Any, reference: str) -> Outcome:
     """Runs the work once under OpAutoCompare, with a second tool that notes which calls the fault has struck."""
     import op_tools
-    from op_tools.tool import Tool
+    from op_tools.core.tool import Tool
 
     struck = (lambda: sum(injected.effective.values())) if injected is not None else (lambda: 0)
     outcome = Outcome(blamed={"allclose": set(), "verdict": set()}, alarms={"allclose": [], "verdict": []})

@@ -217,7 +217,7 @@ def _chain(device: str, kinds: int) -> Step:
 
 
 def _op_calls(step: Step) -> int:
-    from op_tools.tool import Tool
+    from op_tools.core.tool import Tool
 
     class Counting(Tool):
         hook, prefix, calls = "CountingHook", "OP_COUNTING", 0

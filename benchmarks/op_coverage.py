@@ -82,6 +82,8 @@ def run(op: Any, args: Any, kwargs: Any, gradient: bool) -> list[Any]:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 

@@ -76,6 +76,36 @@ def tiny_ops(device: str) -> dict[str, Step]:
     }
 
 
+def products(device: str, dtype: torch.dtype) -> dict[str, Step]:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    images, kernel = random(4, 32, 32, 32).requires_grad_(), random(64, 32, 3, 3).requires_grad_()
+    one, other, query = random(128, 512), random(512, 512), random(2, 8, 128, 64)
+    functional = torch.nn.functional
+    return {
+        "convolution": lambda: functional.conv2d(images, kernel),
+        "convolution and gradients": lambda: functional.conv2d(images, kernel).sum().backward(),
+        "matrix product": lambda: one @ other,
+        "attention": lambda: functional.scaled_dot_product_attention(query, query, query),
+    }
+
+
+def float32_arithmetic(step: Step) -> Step:
+    """The same with DITORCH_SIM_16BIT=float32."""
+
+    def run() -> None:
+        torch.ops.ditorch_sim.compute_products_in_float32(True)
+        try:
+            step()
+        finally:
+            torch.ops.ditorch_sim.compute_products_in_float32(False)
+
+    return run
+
+
 def spread(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
@@ -96,6 +126,14 @@ def main() -> None:
         name = "bfloat16 autocast" if autocast else "float32"
         step = statistics.median(measured["sim"]) * 1e3
         print(f"  {name:18} {statistics.median(ratios):.2f} ({spread(ratios)}), {step:.1f} ms of CPU time a step")
+
+    print("\nProducts, ms of CPU time: CPU, device, and the device with DITORCH_SIM_16BIT=float32")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for name, on_cpu in products("cpu", dtype).items():
+            on_sim = products("sim", dtype)[name]
+            measured = interleaved({"cpu": on_cpu, "sim": on_sim, "wide": float32_arithmetic(on_sim)}, 2, rounds)
+            cpu, device, wide = (statistics.median(measured[way]) * 1e3 for way in ("cpu", "sim", "wide"))
+            print(f"  {str(dtype)[6:]:9} {name:26} {cpu:7.2f} {device:7.2f} {wide:7.2f}")
 
     print("\nOne tiny op, microseconds on the CPU and on the device, and what the device adds")
     with torch.no_grad():

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from ditorch import discover, doctor
 from ditorch.backend import Backend
 from ditorch.backends import APPLE, SIM
-from ditorch.cli.doctor import doctor as command
 from ditorch.errors import BackendError
 from ditorch.sim import faults
+from ditorch_cli.doctor import doctor as command
 
 
 @pytest.fixture(autouse=True)
@@ -101,14 +101,14 @@ def test_a_machine_where_nothing_can_be_chosen_is_told_why(monkeypatch):
 
 
 def test_the_command_breaks_the_kernels_that_the_environment_names(run_python):
-    code = "import sys; sys.argv[0] = 'ditorch'; from ditorch.cli.doctor import doctor; doctor()"
+    code = "import sys; sys.argv[0] = 'ditorch'; from ditorch_cli.doctor import doctor; doctor()"
     done = run_python(code, check=False, DITORCH_DISABLE_MOCK="0", DITORCH_FAULTS="aten.gelu: scale=1.1")
     assert done.returncode == 1
     assert done.stdout.endswith("Wrong: gelu.\n")
 
 
 def test_the_command_reports_a_choice_that_cannot_be_used(run_python):
-    code = "import sys; sys.argv[0] = 'ditorch'; from ditorch.cli.doctor import doctor; doctor()"
+    code = "import sys; sys.argv[0] = 'ditorch'; from ditorch_cli.doctor import doctor; doctor()"
     done = run_python(code, check=False, DITORCH_DISABLE_MOCK="0", DITORCH_BACKEND="ascend")
     assert done.returncode == 1
     assert "No accelerator is chosen. DITORCH_BACKEND=ascend: Huawei Ascend cannot be used here, because" in done.stdout

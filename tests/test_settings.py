@@ -41,6 +41,11 @@ CASES = {
         },
         dict.fromkeys(["-1", "much", "512XB", "1,5GB", "GB", "1e9"], NOT_BYTES),
     ),
+    "DITORCH_SIM_16BIT": (
+        "",
+        {"float32": "float32", " float32 ": "float32"},
+        dict.fromkeys(["1", "fp32", "float64", "FLOAT32"], "it must be float32, or unset"),
+    ),
     "DITORCH_CACHE": (None, {"/var/cache/x": Path("/var/cache/x"), "~/x": Path.home() / "x"}, {}),
 }
 BY_NAME = {setting.name: setting for setting in settings.ALL}

@@ -1,5 +1,5 @@
 """`python -m ditorch`: the same as the command `ditorch`."""
 
-from ditorch.cli import main
+from ditorch_cli import main
 
 main()

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Generic, TypeVar
+from typing import Any
 
 from ditorch.errors import SettingError
+from ditorch_shared import settings as shared
+from ditorch_shared.settings import Value, number_of_bytes, switch
 
-Value = TypeVar("Value")
 
+class Setting(shared.Setting[Value]):
+    """One environment variable of ditorch."""
 
-@dataclass(frozen=True)
-class Setting(Generic[Value]):
-    """One environment variable. It is read when it is asked for, not at import."""
-
-    name: str
-    default: Value
-    parse: Callable[[str], Value]
-    help: str
-
-    def get(self) -> Value:
-        """The value in the environment, or the default where the variable is unset or empty."""
-        text = os.environ.get(self.name, "").strip()
-        if not text:
-            return self.default
-        try:
-            return self.parse(text)
-        except ValueError as error:
-            raise SettingError(f"{self.name}={text!r} cannot be used: {error}. It means: {self.help}") from None
+    error = SettingError
 
 
 def _device_count(text: str) -> int:
@@ -39,20 +22,10 @@ def _device_count(text: str) -> int:
     return int(text)
 
 
-def _switch(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError("it must be 0 or 1")
-    return text == "1"
-
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.lower())
-    if not match:
-        raise ValueError("it must be a number of bytes, such as 8000000, 512MB or 2GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+def _arithmetic(text: str) -> str:
+    if text != "float32":
+        raise ValueError("it must be float32, or unset")
+    return text
 
 
 BACKEND = Setting(
@@ -61,17 +34,17 @@ BACKEND = Setting(
     str,
     "the accelerator to use, by name; unset: the one that is there, or the simulated one",
 )
-DISABLE_MOCK = Setting("DITORCH_DISABLE_MOCK", False, _switch, "1: `import ditorch` leaves torch alone")
+DISABLE_MOCK = Setting("DITORCH_DISABLE_MOCK", False, switch, "1: `import ditorch` leaves torch alone")
 SHOW_DEVICE_AS_CUDA = Setting(
     "DITORCH_SHOW_DEVICE_AS_CUDA",
     True,
-    _switch,
+    switch,
     "1: tensor.device and what is printed say cuda; 0: the accelerator's true name",
 )
 NATIVE_REDIRECT = Setting(
     "DITORCH_NATIVE_REDIRECT",
     True,
-    _switch,
+    switch,
     "0: do not hook PyTorch's parser of device strings but wrap its functions, on systems where the hook is unwelcome",
 )
 FAULTS = Setting(
@@ -86,8 +59,15 @@ SIM_DEVICES = Setting(
 SIM_MEMORY = Setting(
     "DITORCH_SIM_MEMORY",
     0,
-    _bytes,
+    number_of_bytes,
     "memory of each simulated device, such as 512MB or 2GiB; unset: as much as the host has",
+)
+SIM_16BIT = Setting(
+    "DITORCH_SIM_16BIT",
+    "",
+    _arithmetic,
+    "float32: the simulated accelerator computes 16-bit products and convolutions in float32 and rounds once, as chips "
+    "do, which is faster; unset: with the CPU's own kernels, equal to the CPU to the last bit",
 )
 CACHE: Setting[Path | None] = Setting(
     "DITORCH_CACHE",
@@ -96,14 +76,4 @@ CACHE: Setting[Path | None] = Setting(
     "the folder for what is built once and kept, such as the simulated accelerator",
 )
 
-
-ALL: tuple[Setting[Any], ...] = (
-    BACKEND,
-    DISABLE_MOCK,
-    SHOW_DEVICE_AS_CUDA,
-    NATIVE_REDIRECT,
-    FAULTS,
-    SIM_DEVICES,
-    SIM_MEMORY,
-    CACHE,
-)
+ALL: tuple[Setting[Any], ...] = tuple(each for each in list(globals().values()) if isinstance(each, Setting))

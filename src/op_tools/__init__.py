@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from op_tools.features import apply_feature
-from op_tools.intercept import step
-from op_tools.tools.autocompare import OpAutoCompare
-from op_tools.tools.capture import OpCapture
-from op_tools.tools.cast import OpDtypeCast
-from op_tools.tools.fallback import OpFallback
-from op_tools.tools.observe import OpObserve
-from op_tools.tools.overflow import OpOverflowCheck
-from op_tools.tools.timing import OpTimeMeasure
+from op_tools.core.features import apply_feature
+from op_tools.core.session import step
+
+# in the order in which apply_feature lists them
+# isort: off
+from op_tools.reroute.fallback import OpFallback
+from op_tools.reroute.cast import OpDtypeCast
+from op_tools.capture.tool import OpCapture
+from op_tools.autocompare.tool import OpAutoCompare
+from op_tools.observe import OpObserve
+from op_tools.timing.tool import OpTimeMeasure
+from op_tools.overflow.tool import OpOverflowCheck
+# isort: on
 
 __all__ = [
     "OpAutoCompare",

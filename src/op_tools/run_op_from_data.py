@@ -9,12 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+if not __package__:  # run by its path: Python looks for modules beside this file, where op_tools itself is not
+    here = Path(__file__).parent.absolute()  # in a checkout, or a link to or a copy of the folder at its root
+    sys.path[:1] = map(str, (here.parent, here.resolve().parent, here.parent / "src"))
+
 import click
 import torch
 
-from op_tools import messages
+from op_tools.autocompare.tool import OpAutoCompare
 from op_tools.errors import OpToolsError
-from op_tools.recording import store
+from op_tools.output import messages
+from op_tools.replay import replay
+from op_tools.storage import store
+from op_tools.timing.tool import OpTimeMeasure
 
 
 @click.command(name="replay")
@@ -66,8 +73,6 @@ def command(
 
 def _replay(folder: Path, device: torch.device, times: int, forward_only: bool, trusted: tuple[str, ...]) -> bool:
     """False where the capture cannot be used; it is named and the others go on."""
-    from op_tools.offline import replay
-
     print(folder, flush=True)
     try:
         capture = replay.load(folder, trusted)
@@ -84,14 +89,12 @@ def _replay(folder: Path, device: torch.device, times: int, forward_only: bool, 
 
 
 def _tools(timed: bool, compared: bool) -> list[Any]:
-    import op_tools
-
     verbose = None if os.environ.get("OP_TOOLS_VERBOSE") else 2
     tools: list[Any] = []
     if compared:
-        tools.append(op_tools.OpAutoCompare(ops=None, verbose=verbose))
+        tools.append(OpAutoCompare(ops=None, verbose=verbose))
     if timed:
-        tools.append(op_tools.OpTimeMeasure(ops=None, verbose=verbose))
+        tools.append(OpTimeMeasure(ops=None, verbose=verbose))
     return tools
 
 

@@ -5,41 +5,26 @@ A variable is read when a tool starts. An argument of the tool goes before its v
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Container
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Generic, TypeVar
+from typing import Any, Callable
 
+from ditorch_shared import settings as shared
+from ditorch_shared.settings import Value, number_of_bytes, switch
 from op_tools.errors import SettingError
 
-Value = TypeVar("Value")
 
+class Setting(shared.Setting[Value]):
+    """One environment variable of op_tools."""
 
-@dataclass(frozen=True)
-class Setting(Generic[Value]):
-    """One environment variable."""
-
-    name: str
-    default: Value
-    parse: Callable[[str], Value]
-    help: str
-
-    def get(self) -> Value:
-        """The value in the environment, or the default where the variable is unset or empty."""
-        text = os.environ.get(self.name, "").strip()
-        if not text:
-            return self.default
-        return parse(self.name, text, self.parse, self.help)
+    error = SettingError
 
 
 def parse(name: str, text: str, parser: Callable[[str], Value], help: str) -> Value:
-    """`text` as a value; where that fails, the error says which variable, why, and what it means."""
-    try:
-        return parser(text)
-    except ValueError as error:
-        raise SettingError(f"{name}={text!r} cannot be used: {error}. It means: {help}") from None
+    """`text` as a value; where that fails, a SettingError says of which argument or variable, and why."""
+    return shared.parsed(name, text, parser, help, SettingError)
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
@@ -49,12 +34,6 @@ def _one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return parser
-
-
-def _switch(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError("it must be 0 or 1")
-    return text == "1"
 
 
 def _level(text: str) -> int:
@@ -75,14 +54,7 @@ def _not_negative(text: str) -> int:
     return int(text)
 
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.lower())
-    if not match or float(match[1]) == 0:
-        raise ValueError("it must be a number of bytes, such as 8000000, 512MB or 2GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+_bytes = partial(number_of_bytes, may_be_zero=False)
 
 
 class Numbers:
@@ -118,9 +90,9 @@ MAX_CACHE_SIZE = Setting(
     "OP_TOOLS_MAX_CACHE_SIZE", 1000, _positive, "how many rows of a table are kept before they are written out"
 )
 NATIVE = Setting(
-    "OP_TOOLS_NATIVE", True, _switch, "0: do without the C++ helper, which is built once; all is slower then"
+    "OP_TOOLS_NATIVE", True, switch, "0: do without the C++ helper, which is built once; all is slower then"
 )
-PRINT_STACK = Setting("OP_TOOLS_PRINT_STACK", False, _switch, "1: show the whole Python stack of a call, not one line")
+PRINT_STACK = Setting("OP_TOOLS_PRINT_STACK", False, switch, "1: show the whole Python stack of a call, not one line")
 OUT = Setting("OP_TOOLS_OUT", Path("op_tools_results"), lambda text: Path(text).expanduser(), "the folder for results")
 STEPS: Setting[Container[int] | None] = Setting(
     "OP_TOOLS_STEPS", None, Numbers, "the training steps to look at, such as 0,10-12; op_tools.step() counts them"
@@ -142,7 +114,7 @@ CAPTURE_MEMORY = Setting(
     "host memory for tensors that OpCapture has not written yet; training waits where the disk cannot keep up",
 )
 FALLBACK_AUTO = Setting(
-    "OP_FALLBACK_AUTO", False, _switch, "1: OpFallback takes only the ops that the accelerator does not have"
+    "OP_FALLBACK_AUTO", False, switch, "1: OpFallback takes only the ops that the accelerator does not have"
 )
 OVERFLOW_ACTION = Setting(
     "OP_OVERFLOW_CHECK_ACTION",
@@ -167,7 +139,7 @@ AUTOCOMPARE_REFERENCE = Setting(
 AUTOCOMPARE_ONCE = Setting(
     "OP_AUTOCOMPARE_ONCE",
     False,
-    _switch,
+    switch,
     "1: OpAutoCompare looks once at each distinct call: op, shapes, dtypes, strides and source line",
 )
 AUTOCOMPARE_EVERY = Setting(
@@ -183,26 +155,7 @@ AUTOCOMPARE_MEMORY = Setting(
     "host memory for calls that wait for gradients or for a worker process; beyond it, gradients are not compared",
 )
 AUTOCOMPARE_FAIL = Setting(
-    "OP_AUTOCOMPARE_FAIL", False, _switch, "1: OpAutoCompare raises at stop if something is wrong, for CI"
+    "OP_AUTOCOMPARE_FAIL", False, switch, "1: OpAutoCompare raises at stop if something is wrong, for CI"
 )
 
-ALL: tuple[Setting[Any], ...] = (
-    VERBOSE,
-    MAX_CACHE_SIZE,
-    NATIVE,
-    PRINT_STACK,
-    OUT,
-    STEPS,
-    RANKS,
-    CAPTURE_MODE,
-    CAPTURE_MEMORY,
-    FALLBACK_AUTO,
-    OVERFLOW_ACTION,
-    TRACE_EVENTS,
-    AUTOCOMPARE_REFERENCE,
-    AUTOCOMPARE_ONCE,
-    AUTOCOMPARE_EVERY,
-    AUTOCOMPARE_WORKER,
-    AUTOCOMPARE_MEMORY,
-    AUTOCOMPARE_FAIL,
-)
+ALL: tuple[Setting[Any], ...] = tuple(each for each in list(globals().values()) if isinstance(each, Setting))

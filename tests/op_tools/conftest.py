@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from op_tools import messages, native
+from op_tools import native
+from op_tools.output import messages
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from op_tools.reductions import digests
+from op_tools.device import digests
 
 BEFORE = """
 #include <pthread.h>

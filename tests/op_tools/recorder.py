@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from op_tools.tool import Tool
+from op_tools.core.tool import Tool
 
 
 class Recorder(Tool):

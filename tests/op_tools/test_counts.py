@@ -27,7 +27,7 @@ import torch
 import op_tools
 from ditorch.demo import GPT, batches
 from op_tools import native
-from op_tools.tool import Tool
+from op_tools.core.tool import Tool
 
 FILE = Path(__file__).with_name("counts.json")
 WRITES = os.environ.get("DITORCH_WRITE_COUNTS") == "1"

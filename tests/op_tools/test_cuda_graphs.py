@@ -8,7 +8,7 @@ import torch
 import op_tools
 from ditorch.backends.sim import SIM
 from ditorch.redirect import Redirect
-from op_tools import messages
+from op_tools.output import messages
 
 pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # as on CUDA
 

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 import op_tools
-from op_tools.call import OpCall
-from op_tools.tool import STEPS
-from op_tools.where import NOWHERE
+from op_tools.core.call import STEPS, OpCall
+from op_tools.core.where import NOWHERE
 
 from .golden import program
 from .golden.normal import Normal

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import op_tools
-from op_tools import messages
+from op_tools.output import messages
 
 
 def observed(capsys, device, function, **options):

@@ -458,7 +458,7 @@ def test_modules_that_need_nvidias_libraries_are_refused(cuda) -> None:
     calls = [
         lambda: cuda.nccl.all_reduce([torch.ones(1)]),
         lambda: cuda.tunable.enable(),
-        lambda: cuda.jiterator._create_jit_fn("code"),
+        lambda: cuda.jiterator._create_jit_fn("code")(torch.ones(1)),
         lambda: cuda.gds.GdsFile("name", 0),
     ]
     for call in calls:

@@ -46,6 +46,40 @@ TRAINER = """
     }))
 """
 
+EXPERTS = """
+    import json, torch
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, MixtralConfig, MixtralForCausalLM
+
+    common = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32)
+    mixtral = MixtralConfig(**common, num_key_value_heads=2, num_local_experts=4)
+    deepseek = DeepseekV3Config(
+        **common, num_key_value_heads=4, n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2,
+        moe_intermediate_size=16, kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=8, v_head_dim=8, qk_nope_head_dim=8,
+        first_k_dense_replace=1,
+    )
+
+    def losses(make, config, device, dtype):
+        torch.manual_seed(0)
+        model = make(config).to(device, dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        tokens = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(0)).to(device)
+        seen = []
+        for _ in range(3):
+            loss = model(input_ids=tokens, labels=tokens).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+        return seen
+
+    print(json.dumps({
+        f"{config.model_type}, {dtype}, {device}": losses(make, config, device, dtype)
+        for make, config in ((MixtralForCausalLM, mixtral), (DeepseekV3ForCausalLM, deepseek))
+        for dtype in (torch.float32, torch.bfloat16)
+        for device in ("cuda", "cpu")
+    }))
+"""
+
 LIGHTNING = """
     import json, sys, torch
     import pytorch_lightning as lightning
@@ -117,6 +151,14 @@ def test_transformers_trainer(run_program):
         assert values[-1] < values[0]
     assert losses["fp16"] != losses["plain"] != losses["bf16"]
     assert losses["bf16, checkpointing"] == losses["bf16"]
+
+
+@needs("transformers")
+def test_transformers_mixtures_of_experts_train_as_on_the_cpu(run_program):
+    [losses] = run_program(EXPERTS)
+    for name, values in losses.items():
+        assert values == losses[name.replace("cuda", "cpu")], name
+        assert values[-1] < values[0]
 
 
 @needs("pytorch_lightning")

@@ -40,6 +40,24 @@ def do_all_reduce_of_a_view(rank, device):
     return base.tolist()
 
 
+def do_all_reduce_of_a_sparse_tensor(rank, device):
+    with torch.sparse.check_sparse_tensor_invariants(True):
+        tensor = torch.sparse_coo_tensor([[rank, 2]], [1.0, 2.0], (3,), device=device)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    return tensor.to_dense().tolist(), str(tensor.device)
+
+
+def do_sparse_gradients_in_data_parallel(rank, device):
+    embedding = nn.Embedding(4, 2, sparse=True).to(device)
+    with torch.no_grad():
+        embedding.weight.fill_(1)
+    model = DistributedDataParallel(embedding, device_ids=[rank])
+    model(torch.tensor([rank, 3], device=device)).sum().backward()
+    gradient = embedding.weight.grad
+    return gradient.to_dense()[:, 0].tolist(), str(gradient.device), str(gradient.layout)
+
+
 def do_reduce(rank, device):
     tensor = torch.full((2,), rank + 1.0, device=device)
     dist.reduce(tensor, dst=1)
@@ -335,6 +353,12 @@ def results(tmp_path_factory, worker_id):
     [
         (do_all_reduce, [[3, 3, 3], [1, 0], "sim:0"], [[3, 3, 3], [1, 0], "sim:1"]),
         (do_all_reduce_of_a_view, [[1, 1], [3, 3]], [[2, 2], [3, 3]]),
+        (do_all_reduce_of_a_sparse_tensor, [[1, 1, 4], "sim:0"], [[1, 1, 4], "sim:1"]),
+        (
+            do_sparse_gradients_in_data_parallel,
+            [[0.5, 0.5, 0, 1], "sim:0", "torch.sparse_coo"],
+            [[0.5, 0.5, 0, 1], "sim:1", "torch.sparse_coo"],
+        ),
         (do_reduce, None, [3, 3]),
         (do_broadcast, [1, 1], [1, 1]),
         (do_all_gather, [[0, 0], [1, 1]], [[0, 0], [1, 1]]),

@@ -60,6 +60,21 @@ def test_host_indices_index_a_device_tensor():
     assert tensor.tolist() == [9, 1, 9, 3, 4]
 
 
+MIXED = {
+    "host tensor, device indices": lambda: torch.arange(3)[torch.tensor([0, 2], device="sim")],
+    "values on the host": lambda: torch.zeros(3, device="sim").__setitem__(torch.tensor([0, 2]), torch.ones(2)),
+    "a host tensor written by device indices": lambda: torch.zeros(3).index_put_(
+        (torch.tensor([0], device="sim"),), torch.ones(1, device="sim")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_indexing_across_devices_is_refused(name):
+    with pytest.raises(RuntimeError, match=r"same device"):
+        MIXED[name]()
+
+
 def test_a_device_tensor_is_not_a_numpy_array():
     with pytest.raises(TypeError, match="can't convert sim:0 device type tensor to numpy"):
         torch.ones(3, device="sim").numpy()
@@ -141,12 +156,6 @@ def test_an_operator_with_a_cpu_kernel_runs_on_the_device():
         doubled = torch.ops.ditorch_test_devices.twice(torch.ones(2, device="sim"))
     assert str(doubled.device) == "sim:0"
     assert doubled.tolist() == [2, 2]
-
-
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_sparse_tensors_are_refused(layout):
-    with pytest.raises(NotImplementedError, match="sim"):
-        torch.ones(2, 2, device="sim").to_sparse(layout=layout)
 
 
 def test_the_accelerator_interface_finds_the_device():

@@ -144,7 +144,17 @@ def test_pinned_memory_is_for_the_host():
         torch.empty(2, device="sim", pin_memory=True)
 
 
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_only_strided_tensors_are_made(layout):
-    with pytest.raises(NotImplementedError):
-        torch.empty((2, 2), layout=layout, device="sim")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("make", [
+    lambda device, dtype: torch.empty(3, device=device, dtype=dtype),
+    lambda device, dtype: torch.empty_strided((2, 2), (1, 2), device=device, dtype=dtype),
+    lambda device, dtype: torch.empty_like(torch.zeros(3, device=device, dtype=dtype)),
+    lambda device, dtype: torch.zeros(1, device=device, dtype=dtype).resize_(4)[1:],
+], ids=["empty", "empty_strided", "empty_like", "resize_"])  # fmt: skip
+def test_memory_is_filled_under_deterministic_algorithms(make, dtype):
+    torch.use_deterministic_algorithms(True)
+    try:
+        device, host = (make(device, dtype).cpu() for device in ("sim", "cpu"))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(device, host, rtol=0, atol=0, equal_nan=True)

@@ -220,7 +220,8 @@ def test_losses_give_the_cpus_bits():
     assert F.cross_entropy(logits.to("sim"), target.to("sim"), label_smoothing=0.1).item() == host.item()
 
 
-def test_the_kernels_of_sync_batch_norm_are_those_of_batch_norm():
+@pytest.mark.parametrize("equal_counts", [False, True])
+def test_the_kernels_of_sync_batch_norm_are_those_of_batch_norm(equal_counts):
     """SyncBatchNorm calls these, and the CPU has none: two processes' halves must give the whole batch's result."""
     torch.manual_seed(0)
     whole, weight, bias = torch.randn(8, 4, 3, 3), torch.rand(4), torch.rand(4)
@@ -235,9 +236,8 @@ def test_the_kernels_of_sync_batch_norm_are_those_of_batch_norm():
     weight, bias = weight.to("sim"), bias.to("sim")
     means, invstds = (torch.stack(x) for x in zip(*(torch.batch_norm_stats(half, 1e-5) for half in halves)))
     counts = torch.full((2,), 36.0, device="sim")
-    mean, invstd = torch.batch_norm_gather_stats_with_counts(
-        halves[0], means, invstds, device_mean, device_var, 0.1, 1e-5, counts
-    )
+    gather = torch.batch_norm_gather_stats if equal_counts else torch.batch_norm_gather_stats_with_counts
+    mean, invstd = gather(halves[0], means, invstds, device_mean, device_var, 0.1, 1e-5, 36 if equal_counts else counts)
     outputs = [torch.batch_norm_elemt(half, weight, bias, mean, invstd, 1e-5) for half in halves]
     parts = [
         torch.batch_norm_backward_reduce(g, half, mean, invstd, weight, True, True, True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ditorch.redirect import probe, wrappers
 from ditorch.redirect.patch import Patches
 from ditorch.settings import NATIVE_REDIRECT
-from ditorch_native import NativeError, NativeLibrary
+from ditorch_shared.native import NativeError, NativeLibrary
 
 _LIBRARY = NativeLibrary(
     name="redirect",

@@ -10,8 +10,8 @@ Its memory is host memory and its kernels are the CPU's, run on the same memory 
 devices do not mix, streams and events keep a simulated clock, memory is counted and can run out, and several processes
 can talk by collectives. Its kernels can be broken on purpose: see `ditorch.sim.faults`.
 
-Limits: dense tensors only (no sparse, quantized or nested ones), one PrivateUse1 backend per process, torch 2.4 or
-newer, and a C++ compiler on first use.
+Limits: no quantized tensors, sparse and nested ones as far as the CPU has kernels for them, one PrivateUse1 backend per
+process, torch 2.4 or newer, and a C++ compiler on first use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from torch.utils import backend_registration
 
 from ditorch.errors import SimulatorError
-from ditorch.settings import SIM_DEVICES, SIM_MEMORY
+from ditorch.settings import SIM_16BIT, SIM_DEVICES, SIM_MEMORY
 
 __all__ = ["start", "started_as"]
 
@@ -93,13 +93,14 @@ def _privateuse1_name() -> str:
 def register(library: Path, name: str, collectives: str) -> None:
     """Loads a built library and tells PyTorch all about the device. start() does it, and the probe of a new build."""
     from ditorch import sharding
-    from ditorch.sim import batch_norm, device_module, rnn
+    from ditorch.sim import attention, batch_norm, device_module, packed_attention, products, rnn
 
     SIM_DEVICES.get()  # the C++ side reads it; a malformed value is reported here
-    limit = SIM_MEMORY.get() or _host_memory()
+    limit, arithmetic = SIM_MEMORY.get() or _host_memory(), SIM_16BIT.get()
     torch.ops.load_library(str(library))
     torch.ops.ditorch_sim.register_backend()
     torch.ops.ditorch_sim.set_memory_limit(limit)
+    torch.ops.ditorch_sim.compute_products_in_float32(arithmetic == "float32")
     backend_registration.rename_privateuse1_backend(name)
     device_module.device_type = name
     device_module.default_generators = tuple(
@@ -108,7 +109,8 @@ def register(library: Path, name: str, collectives: str) -> None:
     torch._register_device_module(name, device_module)
     torch.ops.ditorch_sim.register_accelerator_graph()
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-    _register_kernels({**rnn.KERNELS, **batch_norm.KERNELS})
+    in_python = (rnn, batch_norm, attention, packed_attention, products)
+    _register_kernels({name: kernel for module in in_python for name, kernel in module.KERNELS.items()})
     _register_collectives(name, collectives)
     sharding.teach_attention()
     atexit.register(_finish_backward_threads)
@@ -122,7 +124,14 @@ def _register_kernels(kernels: dict[str, Callable[..., Any]]) -> None:
     global _python_kernels
     _python_kernels = torch.library.Library("aten", "IMPL")
     for name, kernel in kernels.items():
-        _python_kernels.impl(name, kernel, "PrivateUse1")
+        if _is_operator(name):
+            _python_kernels.impl(name, kernel, "PrivateUse1")
+
+
+def _is_operator(name: str) -> bool:
+    """Whether this torch has the operator; older ones lack some."""
+    operator, _, overload = name.partition(".")
+    return hasattr(getattr(torch.ops.aten, operator, None), overload or "default")
 
 
 def _register_collectives(device_type: str, backend_name: str) -> None:

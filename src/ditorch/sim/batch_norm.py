@@ -44,6 +44,21 @@ def _gather_stats(
     return overall, (variance + eps).rsqrt()
 
 
+def _gather_stats_of_equals(
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    """The same where every process had as many values."""
+    counts = mean.new_full((mean.size(0),), count)
+    return _gather_stats(input, mean, invstd, running_mean, running_var, momentum, eps, counts)
+
+
 def _elements(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> Tensor:
@@ -92,6 +107,7 @@ def _backward_elements(
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "batch_norm_stats": _stats,
+    "batch_norm_gather_stats": _gather_stats_of_equals,
     "batch_norm_gather_stats_with_counts": _gather_stats,
     "batch_norm_elemt": _elements,
     "batch_norm_backward_reduce": _backward_reduce,

@@ -1,4 +1,4 @@
-"""The simulated accelerator's library, built on first use (see `ditorch_native`)."""
+"""The simulated accelerator's library, built on first use (see `ditorch_shared.native`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ditorch.errors import SimulatorError
-from ditorch_native import NativeError, NativeLibrary, torch_release
+from ditorch_shared.native import NativeError, NativeLibrary, torch_release
 
 _LIBRARY = NativeLibrary(
     name="sim",

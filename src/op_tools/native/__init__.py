@@ -12,8 +12,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from ditorch_native import NativeError, NativeLibrary, torch_release
-from op_tools import messages, settings
+from ditorch_shared.native import NativeError, NativeLibrary, torch_release
+from op_tools import settings
+from op_tools.output import messages
 
 NAME = "op_tools_native"
 _OLDEST_TORCH = (2, 4)  # its events tell time

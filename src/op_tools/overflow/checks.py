@@ -20,12 +20,12 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools import trees
-from op_tools.call import OpCall
+from op_tools.core.call import OpCall
 from op_tools.overflow.finite import CHECKED, Batch, all_can_be_checked, can_be_checked, is_intact
 from op_tools.overflow.intent import Intent, written_down
 from op_tools.overflow.memory import MOST_REMEMBERED, Lists, Memory, Together
-from op_tools.tensors import FEW, size_of, state_of, tensors_in, version_of, versions_of
+from op_tools.values import trees
+from op_tools.values.tensors import FEW, size_of, state_of, tensors_in, version_of, versions_of
 
 _MOST_UNREAD = 64  # windows; a device so far behind is waited for
 _SHARE_OF_MEMORY = 1 / 100  # of the device's memory may be held until answers have come

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools import show, trees
+from op_tools.output import tables
 from op_tools.overflow.checks import Record, there
 from op_tools.overflow.statistics import Statistics, statistics
-from op_tools.tensors import version_of
+from op_tools.values import trees
+from op_tools.values.tensors import version_of
 
 _MOST_ROWS = 20  # of the summary
 _ABOUT_TENSOR = ("name", "shape", "stride", "dtype", "device", "value")
@@ -60,7 +61,7 @@ class Findings:
         """In the order in which they first occurred."""
         rows = [_summary_row(one, self.calls[kind]) for kind, one in list(self.first.items())[:_MOST_ROWS]]
         left = len(self.first) - len(rows)
-        return show.table(_SUMMARY, rows) + (f"\n… and {left} more kinds" if left else "")
+        return tables.table(_SUMMARY, rows) + (f"\n… and {left} more kinds" if left else "")
 
 
 def _summary_row(one: Finding, calls: int) -> tuple[str, ...]:
@@ -83,13 +84,13 @@ class Tensors:
             self._add("grad_inputs", _gradients(record.gradients[1]))
 
     def table(self) -> str:
-        return show.table((*_ABOUT_TENSOR, *_ABOUT_NUMBERS), self._rows)
+        return tables.table((*_ABOUT_TENSOR, *_ABOUT_NUMBERS), self._rows)
 
     def _add(self, role: str, items: Iterable[tuple[str, Any, int | None]]) -> None:
         for place, value, version in items:
             value, remark = _as_it_was(value, version)
             found = None if remark else _numbers(value)
-            row = dict(zip(show.ARGUMENT_COLUMNS, show.argument_rows(self._name, role, [(place, value)])[0]))
+            row = dict(zip(tables.ARGUMENT_COLUMNS, tables.argument_rows(self._name, role, [(place, value)])[0]))
             about = [row[column] for column in _ABOUT_TENSOR[:-1]] + [remark or row["value"]]
             self._rows.append((*about, *_cells(found)))
 

@@ -18,8 +18,9 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools.reductions import largest
-from op_tools.tensors import (
+from op_tools.device import largest
+from op_tools.device.clock import Clock, clock_of, stream_id
+from op_tools.values.tensors import (
     bytes_of,
     device_of,
     dtype_of,
@@ -31,7 +32,6 @@ from op_tools.tensors import (
     storage_of,
     versions_of,
 )
-from op_tools.timing.clock import Clock, clock_of, stream_id
 
 _PLAIN = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.float64))
 _FLOAT8 = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("float8_e"))

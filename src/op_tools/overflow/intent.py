@@ -10,40 +10,16 @@ import math
 from collections.abc import Iterable
 from typing import Any, Callable, Union
 
-import torch
 from torch import Tensor
 
-from op_tools import trees
-from op_tools.call import OpCall
-from op_tools.names import is_collective
-from op_tools.rerouting.kinds import (
-    OVERWRITES,
-    PERHAPS_VIEWS,
-    VIEWS,
-    may_write_silently,
-    short_name,
-    silently_written,
-)
-from op_tools.tensors import tensors_in
+from op_tools.core.call import OpCall
+from op_tools.ops.catalogue import MAY_BE_VIEW, Trait, has, is_collective
+from op_tools.ops.names import normalized
+from op_tools.ops.silent_writes import REGISTERED, may_write_silently, silently_written
+from op_tools.values import trees
+from op_tools.values.tensors import tensors_in
 
 Key = Union[int, str]  # an argument by position or by name
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_UNINITIALISED = _words("empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ resize_as_")
-_BRINGS_DATA = _words("tensor as_tensor asarray from_numpy frombuffer from_dlpack from_file new_tensor scalar_tensor")
-# neither they nor their gradients compute anything
-_RESHAPES = _words(
-    """view view_as reshape reshape_as transpose t permute movedim moveaxis swapaxes swapdims adjoint unsqueeze squeeze
-    flatten unflatten ravel detach alias contiguous"""
-)
-# the host waits for the device there anyway
-_READS_BACK = _words("item tolist cpu numpy __bool__ __float__ __int__ __complex__ __index__")
-# no name tells that these change an argument, which some of their calls do: running statistics, renormed weights
-_CHANGES_AT_TIMES = _words("instance_norm embedding embedding_bag")
 
 
 class Intent:
@@ -64,20 +40,20 @@ class Intent:
     )
 
     def __init__(self, name: str, func: Callable[..., Any]) -> None:
-        short = short_name(name)
-        is_raw = isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
-        self.is_view = short in VIEWS or short in PERHAPS_VIEWS
-        self.is_reshape = short in _RESHAPES
-        self.brings_data = short in _BRINGS_DATA
-        self.overwrites = short in OVERWRITES or name.startswith("torch.nn.init.")  # its first argument's values
-        self.reads_back = short in _READS_BACK
+        self.is_view = has(name, MAY_BE_VIEW)
+        self.is_reshape = has(name, Trait.RESHAPES)
+        self.brings_data = has(name, Trait.BRINGS_DATA)
+        # its first argument's values
+        self.overwrites = has(name, Trait.OVERWRITES) or name.startswith("torch.nn.init.")
+        self.reads_back = has(name, Trait.READS_BACK)
         # a collective writes to its result when the other processes are there, which may be later
-        self.result_is_unknown = short in _UNINITIALISED or is_collective(name)
-        self._changed: set[Key] = {0} if _changes_first(short) else set()
+        self.result_is_unknown = has(name, Trait.EMPTY) or is_collective(name)
+        self._changed: set[Key] = {0} if _changes_first(normalized(name).form) else set()
         self._in_place = _position_of_in_place(func)
         self._writes_silently = may_write_silently(name, func)
         # what the functions of others change is learned when they do it
-        self.is_strange = short in _CHANGES_AT_TIMES or not (is_raw or name.startswith("torch."))
+        is_of_torch = isinstance(func, REGISTERED) or name.startswith("torch.")
+        self.is_strange = has(name, Trait.WRITES_AT_TIMES) or not is_of_torch
         self.is_plain = not (
             self._changed or self._in_place is not None or self._writes_silently or self.is_strange or self.reads_back
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from op_tools.overflow.finite import Batch
-from op_tools.tensors import are_these
+from op_tools.values.tensors import are_these
 
 MOST_REMEMBERED = 10_000  # tensors; then those that are gone are swept out
 _MOST_LISTS = 1_000  # of tensors that were changed together

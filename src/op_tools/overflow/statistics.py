@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from op_tools.recording.snapshot import host_copy
+from op_tools.device.host_copies import host_copy
 
 _AT_ONCE = 2**22  # elements that are widened to float64 at a time
 

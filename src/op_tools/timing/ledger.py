@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any, Callable
 
-from op_tools import rows
-from op_tools.call import OpCall
+from op_tools.core.call import OpCall
+from op_tools.output import csv_files
 from op_tools.timing import signature
 from op_tools.timing.timer import Span, Timer
 from op_tools.timing.trace import TraceFile
@@ -94,7 +94,7 @@ class Book:
     timer: Any
 
     def __init__(self, csv: Path, most_rows: int, most_events: int) -> None:
-        self.rows = rows.CsvFile(csv, COLUMNS, most_rows)
+        self.rows = csv_files.CsvFile(csv, COLUMNS, most_rows)
         self.trace = TraceFile(csv.with_suffix(".json"), most_events)
         self.totals: dict[str, Total] = {}
         self._reading = threading.Lock()
@@ -225,7 +225,7 @@ class Ledger(Book):
 
     def _write(self, timing: Timing, grad_inputs: str, grad_outputs: str) -> None:
         forward, backward = _as_text(timing.forward), _as_text(timing.backward)
-        where, cell = timing.where, rows.cell
+        where, cell = timing.where, csv_files.cell
         self.rows.add(
             f"{cell(timing.name)},{timing.id},{forward},{backward},ms,{cell(timing.inputs)},{cell(timing.outputs)},"
             f"{cell(grad_inputs)},{cell(grad_outputs)},{_as_text(timing.forward_host)},"

@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Callable
 
-from op_tools import unusual, where
-from op_tools.call import OpCall, ids
-from op_tools.recording.writer import Writer
+from op_tools.core import left_alone, where
+from op_tools.core.call import STEPS, OpCall, ids
+from op_tools.output.writer import Writer
 from op_tools.timing import ledger, signature
 from op_tools.timing.ledger import Book, Total
-from op_tools.tool import STEPS
 
 
 class NativeLedger(Book):
@@ -43,7 +42,7 @@ class NativeLedger(Book):
 
     def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any]:
         """What takes a whole call of this op through C++ (native/csrc/shortcut.h)."""
-        around = (*unusual.for_helper(), *where.for_helper(), ids, STEPS)
+        around = (*left_alone.for_helper(), *where.for_helper(), ids, STEPS)
         way: Callable[..., Any] = self._helper.Shortcut(self.timer, name, report, otherwise, around).call
         return way
 

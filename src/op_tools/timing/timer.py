@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from op_tools import trees
+from op_tools.device.clock import Clock, clock_of, stream_id
 from op_tools.timing import signature
-from op_tools.timing.clock import Clock, clock_of, stream_id
+from op_tools.values import trees
 
 _DEEPEST = 200  # calls inside calls; checkpointing leaves some behind when it stops in the middle of an op
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from op_tools import messages
+from op_tools.output import messages
 
 _KEPT = 2000  # events before they are written out
 

@@ -67,9 +67,23 @@ def apply(patches: Patches, backend: Backend) -> None:
     tensors.patch_type_names(patches, target)
     profiling.patch_profiler(patches, target)
     graphs.patch_users(patches, target)
+    _patch_bindings(patches)
     if not streams.has_streams(target):
         patches.assign(torch.Tensor, "record_stream", _record_stream, "the device's only queue needs no record")
     generators.seed_as_asked_before(target)
+
+
+def _patch_bindings(patches: Patches) -> None:
+    """The two C functions that PyTorch's own test classes for CUDA call past torch.cuda."""
+
+    def _cuda_setDevice(device: int) -> None:  # noqa: N802 - PyTorch's name
+        torch.cuda.set_device(device)
+
+    def _cuda_setStream(**stream: int) -> None:  # noqa: N802
+        torch.cuda._set_stream_by_id(**stream)
+
+    for function in (_cuda_setDevice, _cuda_setStream):
+        patches.assign(torch._C, function.__name__, function, "PyTorch's own tests choose device and stream by it")
 
 
 def _keep_accelerator(patches: Patches) -> None:
@@ -121,6 +135,7 @@ def _inner_names(target: Target, name: str, module: ModuleType) -> dict[str, Any
         return memory.private_names(target)
     special: dict[str, dict[str, Any]] = {
         "comm": comm.names(target),
+        "jiterator": tools.jiterator(target),
         "nccl": tools.nccl(),
         "nvtx": profiling.nvtx(),
         "profiler": profiling.profiler(),

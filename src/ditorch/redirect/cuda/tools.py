@@ -32,6 +32,16 @@ def tunable() -> dict[str, Any]:
     return {name: _constant(False) for name in names}
 
 
+def jiterator(target: Target) -> dict[str, Any]:
+    """Kernels can be made, as PyTorch's list of operators (op_db) does at import; calling one is refused."""
+    kernel = refused(target, "jiterator", None, _NEEDS["jiterator"])
+
+    def create(code_string: str, *_: Any, **__: Any) -> Any:
+        return forward(kernel)
+
+    return {name: forward(create) for name in ("_create_jit_fn", "_create_multi_output_jit_fn")}
+
+
 def refusals(target: Target, name: str, module: ModuleType) -> dict[str, Any]:
     """Everything that a submodule defines, refused."""
     if name not in _NEEDS:

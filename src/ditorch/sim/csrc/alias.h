@@ -5,22 +5,25 @@
 
 namespace ditorch_sim {
 
-using at::Tensor;
-using c10::DispatchKey;
-using c10::DispatchKeySet;
-
 inline bool on_device(const Tensor& tensor) { return tensor.defined() && tensor.device().type() == kSim; }
 
-// The CPU storage behind a device storage.
+// The CPU storage behind a device storage. Lazy clones share it: who is going to write asks for `own_memory` first.
 inline c10::Storage host_of(const c10::Storage& storage) {
   check_recorded(storage.device().index());
-  if (storage.data_ptr().get_deleter() != &free_block) storage.mutable_data();  // a lazy copy becomes a plain storage
   const auto& data = storage.data_ptr();
-  if (data.get_deleter() == &free_block) return static_cast<Block*>(data.get_context())->host;
+  if (C10_LIKELY(data.get_deleter() == &free_block)) return static_cast<Block*>(data.get_context())->host;
+  if (const auto* block = shared_blocks().find(data.get())) return block->host;
   // Memory that is not ours (a zero-byte storage, a blob lent by somebody): borrow it for this call.
   return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
-      c10::DataPtr(storage.mutable_data(), Device(c10::DeviceType::CPU)), nullptr, /*resizable=*/false));
+      c10::DataPtr(const_cast<void*>(storage.data()), Device(c10::DeviceType::CPU)), nullptr, /*resizable=*/false));
+}
+
+// Makes a lazy clone that is to be written to a tensor of its own.
+inline void own_memory(const Tensor& tensor) {
+  if (!on_device(tensor) || !is_dense(tensor) || tensor.storage().data_ptr().get_deleter() == &free_block) return;
+  c10::DeviceGuard guard(tensor.device());
+  tensor.storage().mutable_data();
 }
 
 inline Tensor wrap(c10::Storage storage, DispatchKey key, const Tensor& like) {
@@ -33,14 +36,12 @@ inline Tensor wrap(c10::Storage storage, DispatchKey key, const Tensor& like) {
   return result;
 }
 
-inline void check_strided(const Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && tensor.unsafeGetTensorImpl()->has_storage(),
-                              "the simulated accelerator has strided tensors only, not ", tensor.layout());
-}
-
-inline Tensor host_alias(const Tensor& tensor) {
-  check_strided(tensor);
+inline Tensor dense_alias(const Tensor& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(is_dense(tensor), "the simulated accelerator has no tensors of layout ", tensor.layout());
   return wrap(host_of(tensor.storage()), DispatchKey::CPU, tensor);
+}
+inline Tensor host_alias(const Tensor& tensor) {
+  return C10_LIKELY(is_dense(tensor)) ? dense_alias(tensor) : rebuilt(tensor, Device(c10::DeviceType::CPU), dense_alias);
 }
 
 // Replaces every tensor in an argument or result, also in (nested) lists, by what `change` makes of it.
@@ -75,25 +76,23 @@ class Aliases {
   explicit Aliases(bool may_grow = false) : may_grow_(may_grow) {}
 
   Tensor to_host(const Tensor& tensor) {
-    if (may_grow_) {
-      check_strided(tensor);
-      pairs_.emplace_back(tensor, wrap(lent(tensor.storage()), DispatchKey::CPU, tensor));
-    } else {
-      pairs_.emplace_back(tensor, host_alias(tensor));
-    }
-    return pairs_.back().second;
+    if (C10_LIKELY(is_dense(tensor))) return dense_to_host(tensor);
+    auto alias = rebuilt(tensor, Device(c10::DeviceType::CPU), [&](const Tensor& part) { return dense_to_host(part); });
+    composed_.emplace_back(tensor, alias);
+    return alias;
   }
 
   // A kernel's result as a device tensor: a view of an argument stays one, fresh memory is adopted, nothing is copied.
   Tensor to_device(const Tensor& result, DeviceIndex device) {
     if (!result.defined() || !result.is_cpu()) return result;
     if (result._is_zerotensor()) return to_device(at::_ops::clone::call(result, std::nullopt), device);  // has no memory
-    check_strided(result);
-    return wrap(device_storage(result.storage(), device), DispatchKey::PrivateUse1, result);
+    if (C10_LIKELY(is_dense(result)))
+      return wrap(device_storage(result.storage(), device), DispatchKey::PrivateUse1, result);
+    return rebuilt(result, Device(kSim, device), [&](const Tensor& part) { return to_device(part, device); });
   }
 
   // A kernel that writes its arguments may also resize or restride them, and give them new memory.
-  void write_back() const {
+  void write_back() {
     for (const auto& [tensor, alias] : pairs_) {
       const auto &to = tensor.storage(), &from = alias.storage();
       if (to.data() != from.data() || to.nbytes() != from.nbytes()) {
@@ -107,9 +106,19 @@ class Aliases {
       if (tensor.is_conj() != alias.is_conj()) tensor._set_conj(alias.is_conj());
       if (tensor.is_neg() != alias.is_neg()) tensor._set_neg(alias.is_neg());
     }
+    for (const auto& [tensor, alias] : composed_) {
+      const auto device = tensor.device().index();
+      assign_parts(tensor, alias, [&](const Tensor& part) { return to_device(part, device); });
+    }
   }
 
  private:
+  Tensor dense_to_host(const Tensor& tensor) {
+    auto alias = C10_UNLIKELY(may_grow_) ? wrap(lent(tensor.storage()), DispatchKey::CPU, tensor) : dense_alias(tensor);
+    pairs_.emplace_back(tensor, alias);
+    return alias;
+  }
+
   c10::Storage lent(const c10::Storage& storage) {
     for (const auto& [tensor, alias] : pairs_)  // one alias per storage: kernels look for overlaps by storage
       if (tensor.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl()) return alias.storage();
@@ -133,7 +142,8 @@ class Aliases {
   }
 
   bool may_grow_;
-  c10::SmallVector<std::pair<Tensor, Tensor>, 8> pairs_;
+  c10::SmallVector<std::pair<Tensor, Tensor>, 8> pairs_;     // dense tensors, also those that others are made of
+  c10::SmallVector<std::pair<Tensor, Tensor>, 1> composed_;  // sparse and nested tensors
   c10::SmallVector<std::pair<const c10::StorageImpl*, c10::Storage>, 4> adopted_;
 };
 

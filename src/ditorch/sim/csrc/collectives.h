@@ -72,6 +72,36 @@ inline void collective(const OperatorHandle& op, Stack* stack) {
   }
 }
 
+// A sparse tensor gets other parts, not other numbers in the same memory: gloo gives them to the alias when it is done, and
+// they are handed on then. So this waits.
+inline void sparse_collective(const OperatorHandle& op, Stack* stack) {
+  if (!op.hasComputedKernelForDispatchKey(DispatchKey::SparseCPU)) not_implemented(op);
+  Aliases aliases;
+  std::vector<Tensor> tensors;
+  IValue written;
+  for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); i++) {
+    IValue& argument = (*stack)[i];
+    let_aliases_in(argument);
+    if (argument.isTensorList()) written = argument;
+    for_each_tensor(argument, [&](const Tensor& tensor) {
+      if (!on_device(tensor)) return tensor;
+      wait_for_current_stream(tensor.device().index());
+      tensors.push_back(tensor);
+      return aliases.to_host(tensor);
+    });
+  }
+  op.redispatchBoxed(DispatchKeySet(DispatchKey::SparseCPU), stack);
+  for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); i++) {
+    IValue& result = (*stack)[i];
+    if (result.isTensorList()) result = written;
+    if (!result.isCustomClass()) continue;
+    auto work = result.toCustomClass<c10d::Work>();
+    work->wait();
+    aliases.write_back();
+    result = c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<DeviceWork>(std::move(work), tensors));
+  }
+}
+
 inline void register_collectives() {
   // PyTorch has kernels of its own there, which look for a backend that takes device tensors; replacing them is meant.
   struct Silent : c10::WarningHandler {
@@ -79,12 +109,16 @@ inline void register_collectives() {
   } silent;
   c10::WarningUtils::WarningHandlerGuard guard(&silent);
   static auto* library = new torch::Library(torch::Library::IMPL, "c10d", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* for_sparse =
+      new torch::Library(torch::Library::IMPL, "c10d", DispatchKey::SparsePrivateUse1, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("c10d::", 0) != 0) continue;
     const auto op = dispatcher.findSchema(name);
     if (!op || !op->hasKernelForDispatchKey(DispatchKey::CPU)) continue;
-    library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&collective>());
+    const auto full_name = c10::toString(name);
+    library->impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&collective>());
+    for_sparse->impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&sparse_collective>());
   }
 }
 

@@ -76,6 +76,8 @@ TORCH_LIBRARY(ditorch_sim, m) {
   m.def("memory_limit() -> int", []() -> int64_t { return memory_limit; });
   m.def("set_memory_limit(int bytes) -> ()", [](int64_t bytes) { memory_limit = bytes; });
 
+  m.def("compute_products_in_float32(bool yes) -> ()", [](bool yes) { products_in_float32 = yes; });
+
   m.def("host_alias(Tensor(a) tensor) -> Tensor(a)");
 }
 TORCH_LIBRARY_IMPL(ditorch_sim, PrivateUse1, m) { m.impl("host_alias", host_alias); }

@@ -151,6 +151,7 @@ inline void record_call(const CapturePtr& capture, DeviceIndex device, const Ope
   };
   std::vector<Tensor> given;
   std::vector<IValue> kept(count);
+  std::vector<c10::Storage> before_writing;
   {
     RecordedCall inside;
     c10::impl::ExcludeDispatchKeyGuard guard(DispatchKeySet(kRecorder));
@@ -158,8 +159,10 @@ inline void record_call(const CapturePtr& capture, DeviceIndex device, const Ope
       kept[i] = arguments[i];
       for_each_tensor(kept[i], [&](const Tensor& tensor) {
         given.push_back(tensor);
-        if (traits.writes(i)) capture->will_write(has_memory(tensor) ? host_of(tensor.storage()) : tensor.storage());
-        return traits.writes(i) ? tensor : freeze(tensor);
+        if (!traits.writes(i)) return freeze(tensor);
+        before_writing.push_back(has_memory(tensor) ? host_of(tensor.storage()) : tensor.storage());
+        capture->will_write(before_writing.back());
+        return tensor;
       });
     }
   }
@@ -181,9 +184,14 @@ inline void record_call(const CapturePtr& capture, DeviceIndex device, const Ope
   }
 
   RecordedCall inside;
+  size_t written = 0;
   for (size_t i = 0; i < count; i++)  // as the kernel left them: it may have given them other memory
     if (traits.writes(i)) for_each_tensor(kept[i], [&](const Tensor& tensor) {
-      if (has_memory(tensor)) node.written.push_back(host_of(tensor.storage()));
+      const auto& before = before_writing[written++];
+      if (has_memory(tensor)) {
+        node.written.push_back(host_of(tensor.storage()));
+        if (!node.written.back().is_alias_of(before)) record_move(before, node.written.back(), device);  // of a lazy clone
+      }
       return freeze(tensor);
     });
   std::vector<c10::Storage> results;  // where each result lies, if not in an argument

@@ -175,6 +175,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
   // storage.resize_(), which FSDP uses to free and restore its parameters
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const {
+    storage.mutable_data();  // a lazy clone becomes a plain storage
     const auto device = storage.device().index();
     auto fresh = allocate_on(bytes, device);
     if (const size_t kept = std::min<size_t>(bytes, storage.nbytes())) {

@@ -1,5 +1,7 @@
 #pragma once
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -11,6 +13,7 @@
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/COW.h>
 
 namespace ditorch_sim {
 
@@ -18,24 +21,41 @@ namespace ditorch_sim {
 
 inline void check_layout(std::optional<at::Layout> layout, std::optional<bool> pinned) {
   TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::kStrided,
-                              "the simulated accelerator has strided tensors only, not ", *layout);
+                              "the simulated accelerator has no tensors of layout ", *layout);
   TORCH_CHECK(!c10::pinned_memory_or_default(pinned), "Only dense CPU tensors can be pinned");
+}
+
+// Memory that nobody has written to holds NaN, or the largest number, where deterministic algorithms are asked for.
+inline Tensor filled_if_deterministic(Tensor tensor) {
+  const auto& context = at::globalContext();
+  if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) {
+    auto alias = host_alias(tensor);
+    at::native::fill_empty_deterministic_(alias);
+  }
+  return tensor;
 }
 
 inline Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                     std::optional<Device> device, std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
   check_layout(layout, pinned);
   c10::DeviceGuard guard(c10::device_or_default(device));
-  return at::detail::empty_generic(size, device_memory(), DispatchKeySet(DispatchKey::PrivateUse1),
-                                   c10::dtype_or_default(dtype), format);
+  return filled_if_deterministic(at::detail::empty_generic(
+      size, device_memory(), DispatchKeySet(DispatchKey::PrivateUse1), c10::dtype_or_default(dtype), format));
 }
 
 inline Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                             std::optional<at::Layout> layout, std::optional<Device> device, std::optional<bool> pinned) {
   check_layout(layout, pinned);
   c10::DeviceGuard guard(c10::device_or_default(device));
-  return at::detail::empty_strided_generic(size, stride, device_memory(), DispatchKeySet(DispatchKey::PrivateUse1),
-                                           c10::dtype_or_default(dtype));
+  return filled_if_deterministic(at::detail::empty_strided_generic(
+      size, stride, device_memory(), DispatchKeySet(DispatchKey::PrivateUse1), c10::dtype_or_default(dtype)));
+}
+
+inline Tensor lazy_clone(const Tensor& tensor) {
+  make_shareable(*tensor.storage().unsafeGetStorageImpl());
+  auto storage = c10::impl::cow::lazy_clone_storage(*tensor.storage().unsafeGetStorageImpl());
+  TORCH_CHECK(storage, "memory that was lent to the simulated accelerator cannot be cloned lazily: use clone()");
+  return wrap(c10::Storage(std::move(storage)), DispatchKey::PrivateUse1, tensor);
 }
 
 // A captured copy reads or writes the host's memory anew in each replay, which CUDA can do with pinned memory only.
@@ -58,6 +78,7 @@ inline Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking)
     if (!non_blocking || !pinned_memory()->contains(host.const_data_ptr())) wait_for_current_stream(device.device().index());
   }
   at::AutoDispatchBelowADInplaceOrView guard;
+  own_memory(to);
   auto target = on_device(to) ? host_alias(to) : to;
   at::_ops::copy_::call(target, on_device(from) ? host_alias(from) : from, false);
   return to;
@@ -123,6 +144,30 @@ inline std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, 
   return {aliases.to_device(output, device), aliases.to_device(mask, device)};
 }
 
+// The CPU counts floating-point numbers only, chips whole ones, too.
+inline void histc(const OperatorHandle& op, Stack* stack) {
+  static const Signature signature(op.schema());
+  const Tensor input = torch::jit::peek(*stack, 0, 4).toTensor();
+  if (!at::isIntegralType(input.scalar_type(), /*includeBool=*/false)) return run_on_host(op, op, signature, stack);
+  const int64_t bins = torch::jit::peek(*stack, 1, 4).toInt();
+  int64_t low = torch::jit::peek(*stack, 2, 4).toScalar().toLong(), high = torch::jit::peek(*stack, 3, 4).toScalar().toLong();
+  TORCH_CHECK(bins > 0, "bins must be > 0");
+  TORCH_CHECK(low <= high, "max must be larger than min");
+  torch::jit::drop(*stack, 4);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  Aliases aliases;
+  const auto numbers = aliases.to_host(input).reshape({-1}).to(at::kLong);
+  if (low == high && numbers.numel() > 0) {
+    low = numbers.min().item<int64_t>();
+    high = numbers.max().item<int64_t>();
+  }
+  if (low == high) low--, high++;
+  const auto inside = numbers.masked_select(numbers.ge(low).logical_and(numbers.le(high)));
+  const auto bin = inside.sub(low).mul(bins).floor_divide(high - low).clamp_max(bins - 1);
+  const auto counts = bin.bincount({}, bins).to(input.scalar_type());
+  torch::jit::push(*stack, aliases.to_device(counts, input.device().index()));
+}
+
 inline OperatorHandle find_operator(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
 // Convolutions reach a PrivateUse1 device under these two names of their own.
@@ -165,19 +210,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_dropout", native_dropout);
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
-
-  // Every operator with a CPU kernel of its own gets that kernel, also where a composite one would stand in the
-  // fallback's way: fewer steps per call, and results equal to the CPU's.
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind("aten::", 0) != 0) continue;
-    const auto op = dispatcher.findSchema(name);
-    if (!op || !op->hasKernelForDispatchKey(DispatchKey::CPU) || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1)) continue;
-    const auto full_name = c10::toString(name);
-    m.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(op->schema())));
-  }
+  m.impl("_lazy_clone", lazy_clone);
+  m.impl("histc", torch::CppFunction::makeFromBoxedFunction<&histc>());
+  register_host_kernels(m, kDense);
 }
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&late_operator>()); }
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&late_operator<DispatchKey::CPU>>());
+}
 
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
   // Custom operators without a gradient formula; newer releases bring this fallback along.

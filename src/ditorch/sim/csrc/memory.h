@@ -71,6 +71,58 @@ inline c10::Storage captured_memory(Capture& capture, c10::Storage host, DeviceI
   return host;
 }
 
+// A lazy clone (torch._lazy_clone) shares memory until one side writes to it. PyTorch wants such memory to be its own
+// context, so the block behind it is kept here, by address.
+class SharedBlocks {
+ public:
+  void add(const void* data, Block* block) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    blocks_[data] = block;
+    used_ = true;
+  }
+  bool any() const { return used_.load(std::memory_order_relaxed); }  // there ever was one
+  Block* find(const void* data) {
+    if (!any()) return nullptr;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = blocks_.find(data);
+    return found == blocks_.end() ? nullptr : found->second;
+  }
+  Block* take(const void* data) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto node = blocks_.extract(data);
+    return node.empty() ? nullptr : node.mapped();
+  }
+
+ private:
+  std::atomic<bool> used_{false};
+  std::mutex mutex_;
+  std::map<const void*, Block*> blocks_;
+};
+
+inline SharedBlocks& shared_blocks() {
+  static auto* blocks = new SharedBlocks;
+  return *blocks;
+}
+
+inline void free_shared_block(void* data) {
+  if (auto* block = shared_blocks().take(data)) free_block(block);
+}
+
+// Makes the memory of a storage its own context. Nothing else changes.
+inline void make_shareable(c10::StorageImpl& storage) {
+  auto& data = storage._mutable_data_ptr_no_checks();
+  if (data.get_deleter() != &free_block) return;
+  auto* block = static_cast<Block*>(data.release_context());
+  void* address = block->host.mutable_data();
+  const Device device(kSim, block->device);
+  if (address) {
+    shared_blocks().add(address, block);
+  } else {
+    free_block(block);
+  }
+  storage.set_data_ptr_noswap(c10::DataPtr(address, address, &free_shared_block, device));
+}
+
 inline c10::Storage host_storage(size_t bytes) {
   return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                             c10::GetCPUAllocator(), /*resizable=*/true));

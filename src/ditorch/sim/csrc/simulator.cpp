@@ -11,9 +11,12 @@
 #include "memory.h"     // device memory and pinned memory
 #include "generator.h"  // random numbers
 #include "hooks.h"      // what PyTorch asks a backend: device guard, streams, events, hooks
+#include "layouts.h"    // sparse and nested tensors: their parts
 #include "alias.h"      // device tensor <-> CPU tensor on the same memory
+#include "precision.h"  // products of 16-bit numbers in float32
 #include "fallback.h"   // any operator: run the CPU's kernel on the aliases
 #include "kernels.h"    // the few operators that a backend must bring itself, and all registrations
+#include "composed.h"   // the operators of sparse and nested tensors
 #include "attention.h"  // scaled_dot_product_attention
 #include "autocast.h"   // the autocast policies
 #include "collectives.h"  // torch.distributed

@@ -1,0 +1,64 @@
+"""The command `ditorch`. Each subcommand is a file of its own, imported when it is used.
+
+A package of its own, because importing `ditorch` imports torch: help must not wait for that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+
+import click
+
+# name: (where the click command is, what it does in one line)
+_COMMANDS = {
+    "run": ("ditorch_cli.run:run", "Run a program written for CUDA on the accelerator that is here, without an edit."),
+    "demo": ("ditorch_cli.demo:demo", "Train a small GPT with one broken kernel and watch the loss go wrong."),
+    "replay": ("op_tools.run_op_from_data:command", "Run captured op calls again, timed and compared."),
+    "doctor": (
+        "ditorch_cli.doctor:doctor",
+        "Show which accelerators are here and whether the chosen one computes right.",
+    ),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help) for name, (_, help) in _COMMANDS.items()])
+
+
+@click.command(cls=_LazyGroup)
+@click.version_option(package_name="ditorch", prog_name="ditorch")
+def _group() -> None:
+    """PyTorch programs written for CUDA on any accelerator, and tools for when they go wrong there."""
+
+
+def main() -> None:
+    """Runs the command line; an error that we foresaw is one message and exit code 1, without a traceback."""
+    try:
+        _group(prog_name="ditorch")
+    except Exception as error:
+        if not _is_foreseen(error):
+            raise
+        print(f"ditorch: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _is_foreseen(error: Exception) -> bool:
+    """Whether it is an error of ours; their classes are asked for only where they can have been raised."""
+    modules = [sys.modules.get(name) for name in ("ditorch.errors", "op_tools.errors")]
+    classes = [getattr(modules[0], "DitorchError", ()), getattr(modules[1], "OpToolsError", ())]
+    return any(isinstance(error, kind) for kind in classes)

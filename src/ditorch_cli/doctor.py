@@ -1,0 +1,89 @@
+"""`ditorch doctor`: what is on this machine, and whether it computes right."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+import click
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:  # help must not wait for torch
+    from ditorch.backend import Backend
+    from ditorch.doctor import Device, Report
+
+_GIBIBYTE = 2**30
+
+
+@click.command()
+def doctor() -> None:
+    """Show what accelerators are here, why others are not, and whether the chosen one computes right.
+
+    The exit code is 1 if no accelerator could be chosen or a check fails.
+    """
+    import ditorch
+    from ditorch.doctor import examine
+    from ditorch.errors import BackendError
+    from ditorch.settings import DISABLE_MOCK
+
+    if not DISABLE_MOCK.get():
+        with contextlib.suppress(BackendError):  # the report says why there is none
+            ditorch.install()
+    report = examine()
+    show(report, Console(highlight=False, soft_wrap=True))
+    sys.exit(0 if report.healthy else 1)
+
+
+def show(report: Report, console: Console) -> None:
+    for name, version in report.versions.items():
+        console.print(f"{name} {escape(version)}")
+    console.print()
+    console.print(_findings(report))
+    if report.problem:
+        console.print(f"\n[red]No accelerator is chosen.[/] {escape(report.problem)}")
+    if report.backend:
+        _show_chosen(report, report.backend, console)
+
+
+def _findings(report: Report) -> Table:
+    table = Table("backend", "chip", "here", "why not", box=box.SIMPLE_HEAD, pad_edge=False)
+    for finding in report.findings:
+        here = "[green]yes[/]" if finding.reason is None else "[red]fails[/]" if finding.failed else "no"
+        chosen = report.backend is not None and finding.name == report.backend.name
+        name = f"[bold]{finding.name} (chosen)[/]" if chosen else finding.name
+        table.add_row(name, escape(finding.title), here, escape(finding.reason or ""))
+    return table
+
+
+def _show_chosen(report: Report, backend: Backend, console: Console) -> None:
+    import ditorch
+
+    console.print(f"\n[bold]{backend.name}[/]: {escape(backend.title)}")
+    for index, device in enumerate(report.devices):
+        console.print(f"  {backend.device_type}:{index}  {escape(device.name)}{_memory(device)}")
+    console.print(f"  collectives: {escape(report.collectives)}")
+    if ditorch._redirect is not None:
+        console.print(f"  device strings that say cuda are redirected {escape(ditorch._redirect.how)}")
+    if backend.migration():
+        console.print(f"  {backend.migration()} turns cuda into {backend.device_type} here; ditorch leaves torch alone")
+    for quirk in backend.quirks:
+        console.print(f"  note: {escape(quirk)}")
+    for line in (report.command or "").splitlines():
+        console.print(f"  | {escape(line)}")
+    console.print("\nHealth check against the CPU, forward and backward:")
+    for check in report.checks:
+        mark = "[green]ok[/]   " if check.problem is None else "[red]WRONG[/]"
+        console.print(f"  {mark} {check.name}{': ' + escape(check.problem) if check.problem else ''}")
+    wrong = [check.name for check in report.checks if check.problem]
+    console.print(f"\n[red]Wrong: {', '.join(wrong)}.[/]" if wrong else "\n[green]All checks passed.[/]")
+
+
+def _memory(device: Device) -> str:
+    if device.total_memory is None:
+        return ""
+    free = f", {device.free_memory / _GIBIBYTE:.1f} free" if device.free_memory is not None else ""
+    return f"  {device.total_memory / _GIBIBYTE:.1f} GiB{free}"

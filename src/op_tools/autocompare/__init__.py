@@ -1,0 +1,1 @@
+"""OpAutoCompare: is a result right?"""

@@ -1,0 +1,145 @@
+"""What is done about one call, in whatever process: it is compared, put into words, and saved if it is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from op_tools.autocompare import report
+from op_tools.autocompare.judging.comparer import Comparer, Comparison, Gradients
+from op_tools.autocompare.observed import ObservedCall
+from op_tools.autocompare.reference.runs import Reference
+from op_tools.autocompare.report import Outcome
+from op_tools.core import gradients
+from op_tools.core.call import OpCall
+from op_tools.device import host_copies
+from op_tools.output import messages, paths
+from op_tools.storage import store
+
+_MAX_SHOWN_PER_PLACE = 8  # wrong calls of one place in the program that are shown and saved in full
+
+SavedPart = tuple[str, str, tuple[Any, ...], dict[str, Any]]  # folder, file, args, kwargs
+
+
+class Examiner:
+    """Compares calls and says what came out. `confirm`: who has the last word on what this one finds."""
+
+    def __init__(
+        self, comparer: Comparer, verbose: int, out: Path, place: str = "cpu", confirm: Examiner | None = None
+    ) -> None:
+        self.comparer = comparer
+        self._verbose = verbose
+        self._out = out
+        self._place = place  # of the reference, as the tables and folders call it
+        self._confirm = confirm
+        self._wrong: dict[tuple[str, str, str], int] = {}
+
+    def forward(self, call: OpCall, observed: ObservedCall, with_graph: bool = False) -> Outcome:
+        """Inputs and outputs of a call. With a graph, the comparison has the runs that `backward` can use again."""
+        comparison = self.comparer.forward(observed, with_graph)
+        is_wrong = comparison.is_wrong
+        if self._confirm is not None and (is_wrong or comparison.failure):
+            return self._confirm.forward(call, observed.on_host())
+        outcome = Outcome(comparison)
+        if is_wrong or self._verbose >= 2:
+            self._tell(call, outcome, "forward", observed)
+        comparison.run = None
+        return outcome
+
+    def view(self, call: OpCall, observed: ObservedCall) -> Outcome:
+        """A call that has only looked at its input's memory in another way: nothing can be wrong."""
+        outcome = Outcome(self.comparer.same_memory(observed))
+        if self._verbose >= 2:
+            self._tell(call, outcome, "forward", observed)
+        return outcome
+
+    def backward(
+        self,
+        call: OpCall,
+        observed: ObservedCall,
+        grad_outputs: Gradients,
+        grad_inputs: Gradients,
+        flowing: gradients.Gradients | None = None,
+        reference: Reference | None = None,
+    ) -> Outcome:
+        """The gradients of a call. `flowing` are the device's own, where the others are copies."""
+        comparison = self.comparer.backward(observed, grad_outputs, grad_inputs, reference)
+        is_wrong = comparison.is_wrong
+        if self._confirm is not None and (is_wrong or comparison.failure):
+            outputs, inputs = host_copies.host_copy((grad_outputs, grad_inputs))
+            flowing = gradients.Gradients(list(grad_inputs), list(grad_outputs))
+            return self._confirm.backward(call, observed.on_host(), outputs, inputs, flowing)
+        outcome = Outcome(comparison)
+        if is_wrong or self._verbose >= 2:
+            self._tell(call, outcome, "backward", observed, grad_outputs, grad_inputs, flowing)
+        comparison.run = comparison.gradients = None
+        return outcome
+
+    def _tell(
+        self,
+        call: OpCall,
+        outcome: Outcome,
+        phase: str,
+        observed: ObservedCall,
+        grad_outputs: Gradients = (),
+        grad_inputs: Gradients = (),
+        flowing: gradients.Gradients | None = None,
+    ) -> None:
+        """Puts it into words, and saves what is wrong: the first few calls of each place in full."""
+        comparison, is_forward = outcome.comparison, phase == "forward"
+        in_full = True
+        if comparison.is_wrong:
+            key = (call.name, call.where.line(), phase)
+            times = self._wrong[key] = self._wrong.get(key, 0) + 1
+            in_full = self._verbose >= 2 or times <= _MAX_SHOWN_PER_PLACE
+            if times <= _MAX_SHOWN_PER_PLACE:
+                flowed = None if is_forward else (grad_outputs, grad_inputs)
+                outcome.saved = self._saved(call, _saved_parts(observed, comparison, self._place, flowed))
+        if not comparison.rows or not self._verbose:
+            return
+        if not in_full:
+            outcome.text = report.short_text(call, comparison)
+        elif is_forward:
+            outcome.text = report.forward_text(call, observed, comparison, self._place)
+        else:
+            outcome.text = report.backward_text(
+                call, observed, comparison, self._place, grad_outputs, grad_inputs, flowing
+            )
+
+    def _saved(self, call: OpCall, parts: Iterable[SavedPart]) -> list[str]:
+        when = paths.timestamp()
+        folder = paths.autocompare_folder(self._out, call.name, call.id, when)
+        details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
+        saved = []
+        try:
+            for place, part, args, kwargs in parts:
+                identifier = f"{os.getpid()}/{call.id}/{when}/{part}"
+                saved.append(str(store.save(folder / place, part, call.name, args, kwargs, identifier, details)))
+        except OSError as error:
+            messages.complain_once(
+                "autocompare", "disk", text=f"{folder} cannot be written ({error.strerror}): wrong calls are not saved"
+            )
+        return saved
+
+
+def _saved_parts(
+    observed: ObservedCall, comparison: Comparison, place: str, flowed: tuple[Gradients, Gradients] | None
+) -> Iterator[SavedPart]:
+    """What the device has, and what the reference has. `flowed`: gradients of outputs and inputs."""
+    yield "device", "input", observed.given.args, observed.given.kwargs
+    again = None if comparison.run is None else comparison.run.arguments
+    if flowed is None:
+        yield "device", "output", (observed.result,), {}
+        if comparison.run is not None and again is not None:
+            yield place, "input", again.args, again.kwargs
+            yield place, "output", (comparison.run.result,), {}
+        return
+    outputs, inputs = flowed
+    yield "device", "grad_outputs", tuple(outputs), {}
+    yield "device", "grad_inputs", tuple(inputs), {}
+    if again is not None and comparison.gradients is not None:
+        yield place, "input", again.args, again.kwargs
+        yield place, "grad_outputs", tuple(outputs), {}
+        yield place, "grad_inputs", tuple(comparison.gradients), {}

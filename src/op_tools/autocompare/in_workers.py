@@ -1,0 +1,38 @@
+"""The reference is computed by other processes while training goes on; what none can take is compared here."""
+
+from __future__ import annotations
+
+from op_tools.autocompare.examiner import Examiner
+from op_tools.autocompare.observed import ObservedCall
+from op_tools.autocompare.on_host import OnHost
+from op_tools.autocompare.pending import PendingCall, PendingCalls
+from op_tools.autocompare.strategy import Deliver, copied_gradients
+from op_tools.autocompare.workers.pool import KeptByWorker, Workers
+from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
+from op_tools.device import host_copies
+
+
+class InWorkers(OnHost):
+    """Compares calls with the CPU, in other processes."""
+
+    def __init__(
+        self, examiner: Examiner, deliver: Deliver, pending: PendingCalls, verbose: int, workers: Workers
+    ) -> None:
+        super().__init__(examiner, deliver, pending, verbose, defers=False)
+        self._workers = workers
+
+    def _compare(self, call: OpCall, seen: ObservedCall, keeps: bool) -> PendingCall | KeptByWorker | None:
+        handed_over = self._workers.forward(call, seen, keeps)
+        if handed_over is False:
+            return super()._compare(call, seen, keeps)
+        return handed_over
+
+    def flowed(self, call: OpCall, state: PendingCall | KeptByWorker, gradients: Gradients) -> None:
+        if isinstance(state, KeptByWorker):
+            state.compare(call, *copied_gradients(gradients, host_copies.copies_of))
+        else:
+            super().flowed(call, state, gradients)
+
+    def close(self) -> None:
+        self._workers.close()

@@ -1,0 +1,1 @@
+"""Verdicts: errors, limits, and what excuses an error."""

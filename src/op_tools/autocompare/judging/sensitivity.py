@@ -1,0 +1,174 @@
+"""How much of a difference roundings on the way explain: a closer look at what is beyond the usual limits.
+
+The call runs again in higher precision with its inputs a rounding error away; and where large numbers cancel out, the
+size of what was rounded before counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import weakref
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from op_tools.autocompare.judging import attention
+from op_tools.autocompare.judging.limits import MOVES, SENSITIVITY_MARGIN, Precision, rounding_of
+from op_tools.autocompare.judging.measures import dense, differing
+from op_tools.autocompare.observed import Gradients, Part
+from op_tools.autocompare.reference.runs import Reference, Run
+from op_tools.autocompare.reference.ways import moved_by, with_zeros
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
+from op_tools.values import trees
+
+
+def of(reference: Reference) -> Sensitivity:
+    """That of a call; the runs that it takes are kept for the call's other values."""
+    if reference.sensitivity is None:
+        reference.sensitivity = Sensitivity(reference)
+    return reference.sensitivity
+
+
+class Sensitivity:
+    """Of one call. The runs that it takes are made when they are needed."""
+
+    def __init__(self, reference: Reference) -> None:
+        # whose it is: memory must not wait for the garbage collector
+        self._reference: Reference = weakref.proxy(reference)
+        self._traits = reference.ways.traits
+        self._moved: dict[float, list[list[tuple[Run, Gradients]]]] = {}
+        self._with_zeros: list[tuple[Run, Gradients]] | None = None
+        self._sizes_in_attention: list[Tensor] | None = None
+
+    def allowance(self, part: Part, precision: Precision) -> Tensor | None:
+        """What each element may be off by because of what cancels out: part of its `sensitivity`, soon to be had.
+
+        Nobody waits for the device. None where nothing cancels out, or it cannot be had: then there is a full look.
+        """
+        if Trait.LOGITS not in self._traits:
+            return None
+        expected = self._expected(part)
+        with torch.no_grad(), contextlib.suppress(RuntimeError):
+            sizes = self._sizes_in_gradient(part) or [*self._sizes_before_cancellation(part, expected)]
+            if sizes:
+                largest = functools.reduce(torch.maximum, [size.double() for size in sizes])
+                return (largest * (precision.eps / 2)).expand_as(expected).contiguous()
+        return None
+
+    def may_add_roughly(self, part: Part, precision: Precision) -> bool:
+        """True where the device may keep a sum in 16 bits: cuDNN does, for the parameters of a batch norm."""
+        return Trait.ROUGH in self._traits and part.role == "gradient" and precision.eps > 1e-6
+
+    def sensitivity(self, part: Part, precision: Precision, moves: int, roughly: bool = False) -> Tensor | None:
+        """How far each element may lie from the expected one because of roundings on the way: at least."""
+        expected = self._expected(part)
+        farthest = None if moves else torch.zeros_like(expected, dtype=torch.float64)
+        amount = precision.eps / 2 if roughly else self._rounding()
+        for value in self._moved_parts(part, expected, amount, moves):
+            distance = torch.nan_to_num((value - expected).abs().double(), nan=math.inf)
+            farthest = distance if farthest is None else torch.maximum(farthest, distance)
+        if farthest is None:
+            return None
+        farthest *= SENSITIVITY_MARGIN * math.sqrt(self._length(expected.numel()))
+        unit = precision.eps / 2 * precision.limits.peak
+        largest = expected.abs().nan_to_num(0.0, 0.0).max().double()
+        # terms that are as small as numbers can be are rounded, each of them
+        farthest.clamp_min_(precision.smallest * precision.limits.peak * math.sqrt(self._length(expected.numel())))
+        if self._reference.ways.on_device and Trait.NORM in self._traits:
+            # what is left of a gradient that is cancelled out; on the CPU the run in the same dtype shows it
+            for one in [one for one in self._reference.grad_outputs or () if one is not None and one.numel()]:
+                farthest = torch.maximum(farthest, dense(one).abs().nan_to_num(0.0, 0.0).max().double() * unit)
+        if Trait.LOGITS in self._traits:
+            for size in self._sizes_before_cancellation(part, expected):
+                farthest = torch.maximum(farthest, size.double() * unit)
+        if not bool(largest):
+            # so they may be everywhere: then the size of what went in is all that is left to measure with
+            farthest = torch.maximum(farthest, self._largest_input() * unit)
+        return farthest
+
+    def _sizes_before_cancellation(self, part: Part, expected: Tensor) -> Iterator[Tensor]:
+        """The logarithm of a sum that is nearly one, or a probability that is, less one: both are rounded before.
+
+        Where logits, or one factor of them, are zero, everything is as likely, and nothing cancels out.
+        """
+        if part.role != "gradient" and Trait.MATRIX not in self._traits:
+            yield self._largest_input()
+        yield from self._sizes_in_gradient(part)
+        if self._with_zeros is None:
+            self._with_zeros = []
+            for number in range(min(2, len(self._numbers_given()))):
+                with contextlib.suppress(Exception):  # outside of what the op accepts
+                    self._with_zeros.append(self._reference.run_changed(with_zeros(number)))
+        for run, gradients in self._with_zeros:
+            value = part.of(run, gradients)
+            if isinstance(value, Tensor) and value.shape == expected.shape:
+                yield dense(value).abs().nan_to_num(0.0, 0.0)
+
+    def _sizes_in_gradient(self, part: Part) -> list[Tensor]:
+        """The same for a gradient of attention, where it is known."""
+        if part.role != "gradient" or normalized(self._reference.name).base != "scaled_dot_product_attention":
+            return []
+        if self._sizes_in_attention is None:
+            self._sizes_in_attention = []
+            with contextlib.suppress(Exception):  # a call of another form
+                self._sizes_in_attention = attention.sizes(
+                    self._reference.observed.given, self._reference.grad_outputs or ()
+                )
+        return self._sizes_in_attention[part.places[0] : part.places[0] + 1]
+
+    def undecided(self, part: Part) -> Tensor | None:
+        """Where a whole number or a truth value changes when the inputs are moved by a rounding error."""
+        expected = self._expected(part)
+        found: Tensor | None = None
+        for value in self._moved_parts(part, expected, self._rounding(), MOVES[-1]):
+            differs = differing(value, expected)
+            found = differs if found is None else found | differs
+        return found
+
+    def _moved_parts(self, part: Part, expected: Tensor, amount: float, moves: int) -> Iterator[Tensor]:
+        for run, gradients in self._moved_runs(amount, moves):
+            value = part.of(run, gradients)
+            if isinstance(value, Tensor) and value.shape == expected.shape:
+                yield dense(value)
+
+    def _moved_runs(self, amount: float, moves: int) -> list[tuple[Run, Gradients]]:
+        """The call in higher precision with its inputs a rounding error away, so many times."""
+        known = self._moved.setdefault(amount, [])
+        for seed in range(len(known), moves):
+            known.append([])
+            for direction in (1, -1):  # the same signs, then all of them turned round
+                with contextlib.suppress(Exception):  # outside of what the op accepts
+                    known[seed].append(self._reference.run_changed(moved_by(direction * amount, seed)))
+        return [run for runs in known[:moves] for run in runs]
+
+    def _expected(self, part: Part) -> Tensor:
+        return dense(part.of(self._reference.expected, self._reference.gradients))
+
+    def _rounding(self) -> float:
+        call = self._reference.observed
+        dtypes = [tensor.dtype for tensor in (*call.given.tensors, *trees.tensors(call.result))]
+        return rounding_of(dtypes, self._reference.same is not None)
+
+    def _length(self, elements: int) -> float:
+        """About how many terms are added up for one element."""
+        sizes = sorted((tensor.numel() for tensor in self._numbers_in()), reverse=True) or [1]
+        length = sizes[0] / max(elements, 1)
+        if self._traits & catalogue.ON_MATRIX_UNITS and len(sizes) > 1:
+            length = max(length, math.sqrt(sizes[0] * sizes[1] / max(elements, 1)))
+        return max(1.0, length)
+
+    def _largest_input(self) -> Tensor:
+        sizes = [dense(tensor).abs().nan_to_num(0.0, 0.0).max() for tensor in self._numbers_in() if tensor.numel()]
+        return torch.stack([size.double() for size in sizes]).max() if sizes else torch.zeros((), dtype=torch.float64)
+
+    def _numbers_in(self) -> list[Tensor]:
+        return [*self._numbers_given(), *(one for one in self._reference.grad_outputs or () if one is not None)]
+
+    def _numbers_given(self) -> list[Tensor]:
+        given = self._reference.observed.given.tensors
+        return [tensor for tensor in given if tensor.is_floating_point() or tensor.is_complex()]

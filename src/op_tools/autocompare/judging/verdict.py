@@ -1,0 +1,268 @@
+"""Is a result right? Pure: the numbers in, a verdict with its reason in words out.
+
+The rule. `expected` is the result in higher precision, `same` the result of the same op on the CPU in the device's own
+dtype. The error of `same` is what the op costs in this dtype on these numbers; the device may cost about as much. So
+every element's error is divided by a scale of its own, the largest of
+
+- half a unit in the last place of the expected value: what rounding alone costs;
+- the error of `same` at this element;
+- half a unit in the last place of a typical value of the tensor, and the typical error of `same` in the element's row
+  and column: a sum that happens to end near zero has the error of its terms, not of its value, and `same` may be lucky
+  at one element (where an op computes each element in float32 and rounds it, a small share of that);
+- in float32, half a unit of the largest value: differences of equal numbers on the way are exactly zero only in some
+  orders;
+- where a first look finds something: how far the expected value moves when the inputs are moved by a rounding error
+  (`sensitivity`). It is large at cancellations, at jumps and at ties, where no device can be held to more.
+
+Four statistics of the scaled errors decide, each against a limit per precision (limits.py):
+
+- peak: the largest. Finds one wrong element, a stale tail, a wrong index.
+- bulk: the root of their mean square, also against that of `same`. Finds noise, low precision inside, wrong algorithms.
+- bias: the slope of the errors over the expected values, with its standard error. Finds a wrong factor that is hidden
+  in noise, such as 1 % in bfloat16.
+- NaN and Inf where neither the reference nor the CPU has any.
+
+What it cannot find: a factor nearer to 1 than `bias` (0.5 % in bfloat16, 0.06 % in float16, 0.0004 % in float32 and
+0.2 % where tf32 is allowed), and one wrong element that is off by less than `peak` scales (in bfloat16 about 6 % of a
+typical element). An error of the reference itself is taken for one of the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from op_tools.autocompare.judging import error_statistics
+from op_tools.autocompare.judging.error_statistics import Found
+from op_tools.autocompare.judging.limits import Precision, Tolerance
+from op_tools.autocompare.judging.measures import (
+    EQUAL,
+    Measures,
+    as_real,
+    block_size,
+    cosine,
+    differing,
+    or_infinite,
+    ratio,
+    unravel,
+)
+
+
+class Verdict(NamedTuple):
+    """`right`, or the reason why not. `severity` ranks: how many times over the limit the errors are."""
+
+    right: bool
+    reason: str
+    measures: Measures
+    severity: float = 0.0
+
+
+RIGHT = Verdict(True, "", EQUAL)
+
+
+@dataclass
+class Row:
+    """One value compared: a row of the tables. `verdict` is None where it was not compared: `reason` says why."""
+
+    name: str
+    verdict: Verdict | None
+    atol: float = 0.0
+    rtol: float = 0.0
+    error_info: str = ""
+    reason: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.verdict is not None and not self.verdict.right
+
+    @property
+    def is_close(self) -> bool:
+        return self.verdict is None or self.verdict.measures.allclose
+
+
+@functools.lru_cache(maxsize=1000)
+def error_info(got: torch.dtype, expected: torch.dtype) -> str:
+    """What the contract's column of that name says."""
+    return "" if got is expected else f"Inconsistent dtypes: {got} {expected}"
+
+
+def judge(
+    got: Tensor,
+    expected: Tensor,
+    same: Tensor | None,
+    precision: Precision,
+    tolerance: Tolerance,
+    sensitivity: Tensor | None = None,
+) -> Verdict:
+    """A floating-point or complex result. `sensitivity` is an error per element that is nobody's fault."""
+    if got.shape != expected.shape:
+        return wrong_shape(got, expected)
+    if got.numel() == 0:
+        return RIGHT
+    numbers = error_statistics.Numbers(got, expected, same, precision, sensitivity)
+    found, limits = numbers.statistics(tolerance), precision.limits
+    bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision)
+    if abs(bias) > allowed_bias:
+        bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, numbers.distinct_values())
+    measures = _measures_of(found, tolerance, got.numel(), same is not None)
+    if not found.blamed and severity <= 1:
+        return Verdict(True, "", measures, severity)
+    first, share = numbers.bad(limits.peak if found.peak > limits.peak else 2 * max(1.0, usual))
+    measures = measures._replace(bad_share=share, first_bad=first)
+    place = _place(got, expected, first)
+    if found.blamed:
+        reason = f"NaN or Inf on one side only, at {_number(found.blamed)} of {_number(got.numel())} elements"
+        return Verdict(False, f"{reason}, the first at {place}", measures, math.inf)
+    if abs(bias) > allowed_bias:
+        reason = f"off by a factor of {1 + bias:.6g} as a whole; {allowed_bias:.2g} more or less is usual"
+    elif bulk > allowed_bulk:
+        known = f"those of {precision.name} on the CPU" if same is not None else f"what {precision.name} costs"
+        reason = f"errors are {_number(bulk / max(usual, 0.58))} times {known}"
+    else:
+        reason = f"an error is {_number(found.peak)} times what {precision.name} costs here"
+    where = f"; {100 * share:.3g} % of the elements are wrong, the first at {place}"
+    return Verdict(False, reason + where, measures, severity)
+
+
+def _weighed(
+    found: Found, precision: Precision, distinct: float = 1.0
+) -> tuple[float, float, float, float, float, float]:
+    """The statistics that decide, beside what each may be: bulk, usual and allowed; bias, allowed; and the severity."""
+    limits, count = precision.limits, max(found.nonzero, 1.0)
+    bulk, usual = math.sqrt(found.squares / count), math.sqrt(found.usual_squares / count)
+    allowed_bulk = precision.allowed_bulk(usual, count)
+    bias, allowed_bias = found.bias(precision, count, count * distinct)
+    severity = max(found.peak / limits.peak, bulk / allowed_bulk, abs(bias) / allowed_bias)
+    return bulk, usual, allowed_bulk, bias, allowed_bias, severity
+
+
+def _measures_of(found: Found, tolerance: Tolerance, elements: int, has_same: bool) -> Measures:
+    return Measures(
+        allclose=found.excess <= tolerance.atol and not found.nonfinite,
+        max_abs_diff=math.inf if found.nonfinite else found.max_abs,
+        max_relative_diff=math.inf if found.nonfinite else or_infinite(found.max_relative),
+        cosine=cosine(found.product, found.got_squares, found.expected_squares),
+        max_ulp=found.max_ulp,
+        mean_ulp=found.ulps / elements,
+        rmse_ratio=ratio(found.errors, found.usual_errors) if has_same else math.nan,
+        nonfinite=int(found.nonfinite),
+    )
+
+
+def first_look(
+    got: Tensor, expected: Tensor, precision: Precision, tolerance: Tolerance, allowance: Tensor | None = None
+) -> Tensor:
+    """The statistics of `judge` without `same`, as numbers that nobody has read from the device yet.
+
+    `allowance`: what each element may be off by at least.
+    """
+    sensitivity = None if allowance is None else allowance * precision.limits.peak
+    return error_statistics.Numbers(got, expected, None, precision, sensitivity).unread_statistics(tolerance)
+
+
+def cleared(found: Found, precision: Precision, tolerance: Tolerance, elements: int) -> Verdict | None:
+    """What `judge` says after such a first look where it finds nothing; None where there must be a second one."""
+    if found.nonfinite or not math.isfinite(sum(found)):
+        return None
+    severity = _weighed(found, precision)[-1]
+    if severity > 1:
+        return None
+    return Verdict(True, "", _measures_of(found, tolerance, elements, False), severity)
+
+
+def is_as_good(got: Tensor, same: Tensor, precision: Precision) -> bool:
+    """True where a result lies so near to that of the CPU in the same dtype that it cannot be beyond any limit.
+
+    An element's scale is at least half a unit of a typical value, and its error that of the CPU plus the distance.
+    """
+    if got.is_complex() or got.shape != same.shape or not same.is_floating_point():
+        return False
+    limits, count = precision.limits, got.numel()
+    got, same = got.reshape(-1), same.reshape(-1)
+    if got.dtype is not same.dtype or precision.eps > 1e-6:
+        got, same = got.float(), same.float()
+    sums = [0.0] * 4
+    peak, size = 0.0, 4 * block_size(got)
+    for start in range(0, count, size):
+        mine, theirs = got[start : start + size], same[start : start + size]
+        distance = mine - theirs
+        least, most = torch.aminmax(distance)
+        found = [theirs.abs().sum(), torch.dot(distance, distance), torch.dot(distance, theirs)]
+        found += [torch.dot(theirs, theirs), torch.maximum(-least, most)]
+        *more, largest = torch.stack(found).tolist()
+        sums = [one + other for one, other in zip(sums, more)]
+        peak = max(peak, largest)
+    values, squares, slope, weight = sums
+    half_unit = values / count * precision.eps / 2 * precision.floor
+    if not (half_unit > precision.smallest and math.isfinite(squares) and weight > 0):
+        return squares == 0.0
+    return (
+        peak / half_unit + 1 <= limits.peak
+        and math.sqrt(squares / count) / half_unit + 1 <= limits.bulk
+        and abs(slope / weight) <= limits.bias * precision.eps / 4
+    )
+
+
+def judge_exact(got: Tensor, expected: Tensor, excused: Tensor | None = None) -> Verdict:
+    """A result that has no rounding errors: whole numbers, truth values, moved data. NaN equals NaN."""
+    if got.shape != expected.shape:
+        return wrong_shape(got, expected)
+    differs = differing(got, expected)
+    if excused is not None:
+        differs &= ~excused
+    if not bool(differs.any()):
+        return RIGHT
+    first = unravel(int(differs.flatten().to(torch.uint8).argmax()), got.shape)
+    share = float(differs.double().mean())
+    left, right = as_real(got).double(), as_real(expected).double()
+    distance = torch.nan_to_num((left - right).abs(), nan=math.inf, posinf=math.inf)
+    relative = distance / right.abs()
+    measures = Measures(
+        allclose=False,
+        max_abs_diff=float(distance.max()),
+        max_relative_diff=float(torch.nan_to_num(relative, nan=0.0, posinf=math.inf).max()),
+        cosine=cosine(float((left * right).sum()), float(left.square().sum()), float(right.square().sum())),
+        bad_share=share,
+        first_bad=first,
+        nonfinite=int((left.isfinite() != right.isfinite()).sum()) if got.is_floating_point() else 0,
+    )
+    reason = f"{100 * share:.3g} % of the elements differ where none may, the first at {_place(got, expected, first)}"
+    return Verdict(False, reason, measures, math.inf if measures.nonfinite else 1e6 * share + 1)
+
+
+def judge_plain(got: Any, expected: Any, same: Any, tolerance: Tolerance) -> Verdict:
+    """Python's numbers, and whatever else is no tensor."""
+    numbers = isinstance(got, (int, float, complex)) and isinstance(expected, (int, float, complex))
+    if not numbers or got in (expected, same) or (got != got and expected != expected):
+        return RIGHT
+    distance = abs(got - expected)
+    close = distance <= tolerance.atol + tolerance.rtol * abs(expected)
+    relative = distance / abs(expected) if expected else math.inf
+    measures = Measures(close, distance, relative, 1.0 if close else math.nan)
+    return Verdict(close, "" if close else f"{got} instead of {expected}", measures, 0.0 if close else math.inf)
+
+
+def wrong_shape(got: Tensor, expected: Tensor) -> Verdict:
+    """The shapes differ."""
+    reason = f"its shape is {tuple(got.shape)}, it should be {tuple(expected.shape)}"
+    return Verdict(False, reason, Measures(False, math.inf, math.inf, 0.0, bad_share=1.0), math.inf)
+
+
+def _place(got: Tensor, expected: Tensor, index: tuple[int, ...] | None) -> str:
+    if index is None:
+        return "no single place"
+    return f"{list(index)}: {_value(got[index])} instead of {_value(expected[index])}"
+
+
+def _value(element: Tensor) -> str:
+    value = element.item()
+    return f"{value:.6g}" if isinstance(value, (float, complex)) else str(value)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 10 <= value < 1e9 else f"{value:.2g}"

@@ -1,0 +1,301 @@
+"""One call as it was observed on the device, with everything that a comparison needs, and the walk over its values.
+
+The walk is the same for whoever compares: the full verdict (judging/judge.py) and the cheap check on the device
+(prefilter/first_look.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from op_tools.autocompare import places
+from op_tools.autocompare.arguments import Arguments, is_long_list, numbered
+from op_tools.autocompare.foreach_lists import Joined, apart
+from op_tools.device import host_copies
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
+from op_tools.values import trees
+from op_tools.values.tensors import tensors_in
+
+if TYPE_CHECKING:
+    from op_tools.autocompare.reference.runs import Reference, Run
+
+Gradients = Optional[Sequence[Optional[Tensor]]]
+
+
+class CannotCompare(Exception):  # noqa: N818  it never reaches a user as an error
+    """No reference could be had."""
+
+
+class Part(NamedTuple):
+    """Which part of a call a value is: an `input`, an `output`, a `gradient`; or several of them, end to end."""
+
+    role: str
+    places: tuple[int, ...]
+
+    def of(self, run: Run, gradients: Gradients) -> Any:
+        """This part of a run."""
+        if self.role == "gradient":
+            return None if gradients is None else gradients[self.places[0]]
+        values = run.results if self.role == "output" else run.arguments.leaves
+        if self.places[-1] >= len(values):
+            return None
+        if len(self.places) > 1:
+            return end_to_end([values[place] for place in self.places])
+        return values[self.places[0]]
+
+
+class Value(NamedTuple):
+    """One value of a call beside the reference's.
+
+    An input that the call must leave alone has `before`, what it was. A list of tensors is one value: `members` are
+    the single ones. A call that works in place returns an argument: then `alike` are the first and the last of the
+    values that are the same.
+    """
+
+    name: str
+    got: Any
+    expected: Any
+    same: Any  # in the run in the device's own dtype, if there is one
+    part: Part
+    is_unchanged: bool = False
+    before: Any = None
+    members: Sequence[Value] = ()
+    alike: tuple[Value, Value] | None = None
+
+
+class ObservedCall:
+    """One call as it was observed on the device."""
+
+    __slots__ = (
+        "autocast", "before", "changed", "chosen", "device", "function", "given", "is_tf32", "kept", "name", "result",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        given: Arguments,
+        kept: Arguments | None,
+        result: Any,
+        autocast: torch.dtype | None = None,
+        chosen: torch.dtype | None = None,
+        is_tf32: bool = False,
+        changed: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.given = given  # the arguments before the call
+        self.before = given  # the same where `kept` is, if that is elsewhere
+        self.kept = kept  # the arguments after the call; None where nobody looks at them
+        self.result = result
+        self.autocast = autocast  # the dtype of autocast where it was on
+        self.chosen = chosen  # the dtype that autocast should have chosen for this op
+        self.is_tf32 = is_tf32  # the device may have cut float32 down to tf32
+        self.changed = changed  # the call may have worked in place on some of its arguments
+        self.device = device  # where its tensors were, if these are copies
+
+    # ---- the walk ----------------------------------------------------------------------------------------------------
+
+    def values(self, reference: Reference, joins_unchanged: bool = False) -> list[Value]:
+        """Inputs, where they may have changed, and outputs.
+
+        A long list of tensors is one value; of tensors that the call must leave alone only with `joins_unchanged`.
+        """
+        known: dict[int, Value] = {}  # by the id of a tensor: what the call has changed
+        found = [] if self.kept is None else self._inputs(self.kept, reference, known, joins_unchanged)
+        result, expected = self.result, reference.expected.results
+        got = [result] if isinstance(result, Tensor) else [value for _, value in trees.leaves(result)]
+        if not got and isinstance(self.given, Joined):
+            return found  # what it returns is what it was given
+        if len(got) != len(expected):
+            raise CannotCompare(f"{len(got)} results on the device, {len(expected)} as reference")
+        names = output_names(self.name, len(got))
+        same = _padded(None if reference.same is None else reference.same.results, len(got))
+        singles = []
+        for place, (name, value) in enumerate(zip(names, got)):
+            alike = known.get(id(value)) if known else None
+            singles.append(
+                Value(
+                    name, value, expected[place], same[place], Part("output", (place,)),
+                    alike=None if alike is None else (alike, alike),
+                )
+            )  # fmt: skip
+        if not is_long_list(result):
+            return found + singles
+        first, last = singles[0].alike, singles[-1].alike
+        return [*found, _joined(singles, None if first is None or last is None else (first[0], last[0]))]
+
+    def _inputs(
+        self, kept: Arguments, reference: Reference, known: dict[int, Value], joins_unchanged: bool
+    ) -> list[Value]:
+        names, changed = self.given.names(self.name, "input"), reference.changed
+        before, after, expected = self.before.leaves, kept.leaves, reference.expected.arguments.leaves
+        same = _padded(None if reference.same is None else reference.same.arguments.leaves, len(names))
+        singles = []
+        for place, name in enumerate(names):
+            is_unchanged = place not in changed
+            part = Part("input", (place,))
+            value = Value(name, after[place], expected[place], same[place], part, is_unchanged, before[place])
+            singles.append(value)
+            if not is_unchanged:
+                known[id(value.got)] = value
+        lists: list[Value] = []
+        together: set[int] = set()
+        for listed in self.given.long_lists():
+            members = singles[listed.start : listed.stop]
+            unchanged = sum(member.is_unchanged for member in members)
+            if unchanged == 0 or (unchanged == len(members) and joins_unchanged):
+                lists.append(_joined(members))
+                together.update(listed)
+        if not lists:
+            return singles
+        return [*lists, *(value for place, value in enumerate(singles) if place not in together)]
+
+    def gradient_values(self, reference: Reference, grad_inputs: Sequence[Tensor | None]) -> list[Value]:
+        """The gradients that flowed out of the call's inputs."""
+        expected, same = reference.gradients or (), reference.same_gradients
+        found = []
+        for place, (name, got, right) in enumerate(zip(self.given.gradient_names(self.name), grad_inputs, expected)):
+            if got is not None and right is not None:
+                own = None if same is None else same[place]
+                found.append(Value(name, got, right, own, Part("gradient", (place,))))
+        return found
+
+    # ---- the same call in another form -------------------------------------------------------------------------------
+
+    def bytes(self) -> int:
+        """The memory that it takes."""
+        result = self.result
+        return places.bytes_taken(
+            self.given.tensors + ([result] if isinstance(result, Tensor) else tensors_in((result,)))
+        )
+
+    def depends_on_layout(self) -> bool:
+        """True where a copy of the arguments that lies differently in memory means something else."""
+        return normalized(self.name).base == "as_strided"
+
+    def on_host(self) -> ObservedCall:
+        """The same call with its tensors copied to the host."""
+        kept, result = self.kept, self.result
+        if kept is None or isinstance(kept, Joined):
+            kept, result = None if kept is None else kept.copied(), host_copies.host_copy(result)
+        else:
+            kept, result = kept.copied_with(result, host_copies.copies_of)
+        return ObservedCall(self.name, self.function, self.given.copied(), kept, result, *self.facts())
+
+    def is_elsewhere(self) -> bool:
+        """True where the reference is given copies on the host, and the device has its own."""
+        return self.before is not self.given
+
+    def facts(self) -> tuple[torch.dtype | None, torch.dtype | None, bool, bool, torch.device | str | None]:
+        """What is known of it beside its values."""
+        return self.autocast, self.chosen, self.is_tf32, self.changed, self.device
+
+    def flat(self) -> ObservedCall | None:
+        """A call on lists with each of them as one tensor, as they are now; None where that does not go."""
+        given = self.given
+        assert isinstance(given, Joined)
+        with torch.no_grad():
+            results = given.returns(self.result)
+            after = given.now() if self.changed else None
+        if results is None:
+            return None
+        flat = ObservedCall(self.name, self.function, given, after, results, *self.facts())
+        flat.before = self.before
+        return flat
+
+    def with_lists(self, live: Arguments) -> ObservedCall:
+        """A call on lists that cannot be taken as one tensor each, with the lists as they were, and as they are."""
+        given = self.given
+        assert isinstance(given, Joined)
+        after = live if self.changed else None
+        return ObservedCall(self.name, self.function, given.apart(), after, self.result, *self.facts())
+
+    def whole(self) -> ObservedCall:
+        """The same call, for which `flat` was made, with the lists as they were."""
+        given, kept = self.given, self.kept
+        assert isinstance(given, Joined)
+        before = given.apart()
+        after = kept.apart() if isinstance(kept, Joined) else None
+        result = self.result
+        if isinstance(result, list) and not result:
+            result = None if after is None else list(after.args[0])
+        elif isinstance(result, list):
+            result = apart(result[0], before.args[0])
+        return ObservedCall(self.name, self.function, before, after, result, *self.facts())
+
+    def for_backward(self) -> ObservedCall:
+        """What must be kept of a call until its gradients come."""
+        result = self.result
+        if catalogue.has(self.name, Trait.DROPOUT):  # its mask can be seen in the result
+            result = host_copies.host_copy(result) if self.is_elsewhere() else result
+        elif isinstance(result, Tensor):
+            result = hollow(result.shape, result.dtype, "cpu", result.requires_grad)
+        else:
+            result = trees.map_tensors(hollow_like, result)
+        chosen = None if self.chosen is None else self.dtype_of_autocast()
+        facts = (self.autocast, chosen, self.is_tf32, self.changed, self.device)
+        return ObservedCall(self.name, self.function, self.given, None, result, *facts)
+
+    def dtype_of_autocast(self) -> torch.dtype | None:
+        """The dtype that autocast ran the call in; None where it left the call alone, or nobody knows."""
+        chosen = self.chosen
+        gave = {tensor.dtype for tensor in trees.tensors(self.result) if tensor.is_floating_point()}
+        return chosen if gave == {chosen} else None
+
+
+def _joined(values: list[Value], alike: tuple[Value, Value] | None = None) -> Value:
+    """A list of tensors as one value, end to end."""
+    first = values[0]
+    name = range_of([value.name for value in values])
+    got = end_to_end([value.got for value in values])
+    part = Part(first.part.role, tuple(value.part.places[0] for value in values))
+    if first.is_unchanged:
+        before = end_to_end([value.before for value in values])
+        return Value(name, got, first.expected, None, part, True, before, values)
+    expected, same = end_to_end([value.expected for value in values]), end_to_end([value.same for value in values])
+    return Value(name, got, expected, same, part, members=values, alike=alike)
+
+
+def _padded(values: Sequence[Any] | None, count: int) -> Sequence[Any]:
+    if values is None:
+        return (None,) * count
+    return values if len(values) >= count else [*values, *(None,) * (count - len(values))]
+
+
+def end_to_end(tensors: Sequence[Any]) -> Any:
+    """Several tensors as one; None where they are none."""
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        return None
+    with torch.no_grad():
+        return torch._utils._flatten_dense_tensors(tuple(tensors))
+
+
+@functools.lru_cache(maxsize=1000)
+def output_names(op: str, count: int) -> list[str]:
+    """What the results of a call are called."""
+    return numbered(f"{op} output", count)
+
+
+def range_of(names: Sequence[str]) -> str:
+    """`input[0..51]` for many names."""
+    return f"{names[0][:-1]}..{names[-1].rpartition('[')[2]}"
+
+
+def hollow_like(tensor: Tensor, device: torch.device | str = "cpu") -> Tensor:
+    """A tensor like this one that takes no memory: what the gradient of a view needs to know of its input."""
+    return hollow(tensor.shape, tensor.dtype, device, tensor.requires_grad)
+
+
+@functools.lru_cache(maxsize=1000)
+def hollow(shape: torch.Size, dtype: torch.dtype, device: torch.device | str, requires_grad: bool) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():  # it is kept for calls in other modes
+        return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_(requires_grad)

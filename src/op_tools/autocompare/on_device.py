@@ -1,0 +1,63 @@
+"""The reference is computed on the device itself, in higher precision. Its results are checked there, later.
+
+Only what a call changes in place is copied before.
+"""
+
+from __future__ import annotations
+
+from op_tools.autocompare.examiner import Examiner
+from op_tools.autocompare.foreach_lists import Joined
+from op_tools.autocompare.pending import PendingCall, PendingCalls
+from op_tools.autocompare.strategy import CallInProgress, Deliver, Strategy, clone, wants_gradients
+from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
+
+
+class OnDevice(Strategy):
+    """Compares calls with the same device in higher precision."""
+
+    on_device = True
+
+    def __init__(self, examiner: Examiner, deliver: Deliver, pending: PendingCalls, verbose: int) -> None:
+        super().__init__(examiner, deliver, pending, verbose)
+        self._found_in_place: set[str] = set()  # ops that turned out to change their inputs
+
+    def before(self, call: OpCall) -> CallInProgress:
+        state = CallInProgress(call)
+        if state.works_in_place or call.name in self._found_in_place:
+            if self._deferred is not None:
+                self._deferred.will_change(state.live.tensors)
+            state.given = (state.joined() if self._deferred is not None else None) or state.live.mapped(clone)
+        return state
+
+    def after(self, call: OpCall, state: CallInProgress) -> PendingCall | None:
+        if state.is_view(call):
+            return self._after_view(call, state)
+        given = state.given
+        if given is None:
+            joins = self._deferred is not None and "_foreach_" in call.name
+            given = (state.joined() if joins else None) or state.live
+        seen = state.observed(call, given, None)
+        if seen.changed and state.given is None:
+            self._found_in_place.add(call.name)  # the next time its inputs are copied
+            return None
+        seen.kept = state.live if seen.changed else None
+        if isinstance(given, Joined):
+            self._compare_lists(call, seen)
+            return None
+        keeps, reference = wants_gradients(call), None
+        if self._deferred is None:
+            self._deliver(call, self._examiner.forward(call, seen))
+        else:
+            reference = self._deferred.forward(call, seen, keeps and not seen.depends_on_layout())
+        return self._keep(seen, reference) if keeps else None
+
+    def flowed(self, call: OpCall, state: PendingCall, gradients: Gradients) -> None:
+        reference, seen = state.reference, state.taken()
+        if seen is None or self._is_same_gradient(call, seen, gradients):
+            return  # None: a second pass over the same graph
+        if self._deferred is not None:
+            self._deferred.backward(call, seen, reference, gradients.outputs, gradients.inputs)
+            return
+        outputs, inputs = gradients.outputs, gradients.inputs
+        self._deliver(call, self._examiner.backward(call, seen, outputs, inputs, gradients, reference))

@@ -1,0 +1,1 @@
+"""The same call elsewhere, in higher precision."""

@@ -1,0 +1,343 @@
+"""The runs that a call is compared with: in higher precision, in the device's own dtype, and more for a closer look.
+
+A run here disturbs nothing: gradients, autocast, random numbers and modes stay as they are. Warnings of a second run
+are of no use to anybody; `silence` keeps them away. How a call is run is decided in ways.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from op_tools.autocompare.arguments import Arguments, Convert
+from op_tools.autocompare.judging import limits
+from op_tools.autocompare.judging.limits import Precision
+from op_tools.autocompare.judging.measures import dense, same_bits
+from op_tools.autocompare.observed import CannotCompare, Gradients, ObservedCall, Part
+from op_tools.autocompare.reference import shield
+from op_tools.autocompare.reference.ways import Dtypes, Function, Way, Ways, stand_in
+from op_tools.ops import autocast_policy, silent_writes
+from op_tools.ops.names import normalized
+from op_tools.values import trees
+from op_tools.values.tensors import tensors_in, versions_of
+
+if TYPE_CHECKING:
+    from op_tools.autocompare.judging.sensitivity import Sensitivity
+
+
+class Reference:
+    """A call's runs elsewhere: `expected` in higher precision, `same` in the device's own dtype (None where there is
+    none).
+
+    For a `first_look` there is none: it is needed only for what does not pass then. `with_graph`: gradients are asked
+    for later.
+    """
+
+    def __init__(
+        self,
+        observed: ObservedCall,
+        ways: Ways,
+        grad_outputs: Sequence[Tensor | None] | None = None,
+        slack: float = 1.0,
+        with_graph: bool = False,
+        first_look: bool = False,
+    ) -> None:
+        name = self.name = observed.name
+        self.ways = ways
+        # an embedding that does not renormalize its rows copies them
+        self.is_exact = ways.is_exact or (
+            not ways.on_device and not observed.changed and normalized(name).base == "embedding"
+        )
+        self.observed = observed
+        self.grad_outputs = grad_outputs
+        self._has_graph = with_graph or grad_outputs is not None
+        self._slack = slack
+        self._is_first_look = first_look
+        self._others: list[tuple[Run, Gradients]] | None = None
+        self._other_ways: list[tuple[Function | None, Way]] = []
+        self.same: Run | None = None
+        self.same_gradients: Gradients = None
+        self.expected: Run
+        self.gradients: Gradients
+        self.sensitivity: Sensitivity | None = None  # made when it is needed
+        only_own = self.is_exact and grad_outputs is None and not (first_look and with_graph)
+        reason = "" if first_look and not (only_own or ways.on_device) else self._run_in_own_dtype()
+        if only_own and self.same is not None:
+            self.expected, self.gradients = self.same, self.same_gradients
+        else:
+            self._run_in_higher_precision(reason)
+
+    @property
+    def casts(self) -> Dtypes:
+        """Which dtypes of the arguments were replaced by which."""
+        if self.expected is self.same:
+            return {}
+        higher = self.ways.higher.dtypes
+        floats = {tensor.dtype for tensor in self.observed.given.tensors if tensor.dtype in higher}
+        return {dtype: higher[dtype] for dtype in floats}
+
+    def _run_in_own_dtype(self) -> str:
+        """Takes the first way that goes, and keeps the others for later; returns why the last one did not go."""
+        reason, ways = "", self.ways.own
+        for number, (function, way) in enumerate(ways):
+            try:
+                self.same, self.same_gradients = self._run(way, function)
+                self._other_ways = ways[number + 1 :]
+                return ""
+            except Exception as error:  # noqa: BLE001  whatever the CPU cannot do
+                reason = _in_words(error)
+        return reason
+
+    def _run_in_higher_precision(self, reason: str) -> None:
+        try:
+            self.expected, self.gradients = self._run(self.ways.higher)
+        except Exception as error:  # noqa: BLE001  see above
+            if self.same is None:
+                raise CannotCompare(reason or _in_words(error)) from None
+            self.expected, self.gradients = self.same, self.same_gradients
+
+    def _run(self, way: Way, function: Function | None = None) -> tuple[Run, Gradients]:
+        observed = self.observed
+        function = stand_in(self.name) or function or observed.function
+        with shield.random_numbers_kept() if self.ways.is_unknown else shield.NOTHING:
+            again = run(function, observed.given, way, self._has_graph, observed.changed)
+            return again, None if self.grad_outputs is None else again.gradients(self.grad_outputs)
+
+    def run_changed(self, change: Convert) -> tuple[Run, Gradients]:
+        """The call in higher precision, with something done to its numbers before."""
+        return self._run(self.ways.higher.then(change))
+
+    def run_backward(self, grad_outputs: Sequence[Tensor | None]) -> bool:
+        """The gradients of runs that were made with a graph. False where they cannot be had so."""
+        try:
+            self.gradients = self.expected.gradients(grad_outputs)
+            if self.same is self.expected:
+                self.same_gradients = self.gradients
+            elif self.same is not None:
+                self.same_gradients = self.same.gradients(grad_outputs)
+        except Exception:  # noqa: BLE001  then they are run anew, and say why that fails
+            return False
+        self.grad_outputs = grad_outputs
+        self.sensitivity = None  # its runs had no gradients
+        return True
+
+    def other_values(self, part: Part) -> Iterator[Tensor]:
+        """A value as the CPU makes it in other ways that are just as right. Only autocast leaves a choice."""
+        if self._others is None:
+            self._others = []
+            for function, way in self._other_ways if self.ways.chosen is not None else ():
+                with contextlib.suppress(Exception):
+                    self._others.append(self._run(way, function))
+        for again, gradients in self._others:
+            value = part.of(again, gradients)
+            if isinstance(value, Tensor):
+                yield dense(value)
+
+    @functools.cached_property
+    def changed(self) -> set[int]:
+        """The leaves among the arguments that the call is meant to change."""
+        if not self.observed.changed:
+            return set()
+        arguments, before = self.expected.arguments, self.observed.given.leaves
+        silently = silent_writes.silently_written(self.name, self.observed.function, arguments.args, arguments.kwargs)
+        written = {id(tensor) for tensor in (*self.expected.written, *trees.tensors(silently))}
+        # an op that nobody knows may write without counting, and below autograd nobody counts
+        look = self.ways.is_unknown or not written
+        return {
+            index
+            for index, value in enumerate(arguments.leaves)
+            if isinstance(value, Tensor) and (id(value) in written or (look and self._differs(before[index], value)))
+        }
+
+    def _differs(self, before: Tensor, after: Tensor) -> bool:
+        if before.is_floating_point() or before.is_complex():
+            before = self.expected.way.convert(before.detach())
+        return not same_bits(before.detach(), after.detach())
+
+    def precision(self, got: Tensor, same: Tensor | None) -> Precision:
+        """That of the result, or the lower one that autocast has computed it in."""
+        ways, computed_in = self.ways, self.ways.chosen
+        if same is not None:
+            computed_in = same.dtype if same.is_floating_point() or same.is_complex() else None
+        elif self.observed.autocast is not None and normalized(self.name).base == "cross_entropy":
+            computed_in = self.observed.given.tensors[0].dtype  # see ways._cross_entropy_in_parts
+        is_by_element = False
+        if same is not None or (self._is_first_look and not ways.on_device):
+            # sums over what was broadcast have the errors of their terms
+            results = self.expected.results
+            size = results[0].numel() if results and isinstance(results[0], Tensor) else 0
+            is_by_element = bool(results) and got.numel() >= size
+        return limits.precision_for(
+            self.name, got.dtype, computed_in, is_by_element, ways.is_tf32, ways.on_device, self._slack
+        )
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+_engine: Any = torch.autograd.Variable._execution_engine
+
+
+class Run:
+    """A call that has run again: its result, and its arguments as they are now."""
+
+    __slots__ = ("_leaves", "arguments", "result", "results", "way", "written")
+
+    def __init__(
+        self, way: Way, arguments: Arguments, result: Any, leaves: list[Tensor | None], written: list[Tensor]
+    ) -> None:
+        self.way = way
+        self.arguments = arguments
+        self.result = result
+        self.results = [result] if isinstance(result, Tensor) else [value for _, value in trees.leaves(result)]
+        self.written = written  # the arguments that the call has worked in place on
+        self._leaves = leaves  # one for each tensor among the arguments; None where no gradient is wanted
+
+    def gradients(self, grad_outputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradient of every input; that of a tensor given twice is at its first place."""
+        outputs, given, way = [], [], self.way
+        results = self.results if isinstance(self.result, Tensor) else tensors_in(self.results)
+        for output, gradient in zip(results, grad_outputs):
+            if gradient is not None and output.requires_grad:
+                arrived = gradient.detach() if gradient.requires_grad else gradient
+                if way.change is not None or arrived.dtype in way.dtypes:
+                    arrived = way.convert(arrived)
+                outputs.append(output)
+                given.append(arrived if arrived.dtype is output.dtype else arrived.to(output.dtype))
+        wanted = {id(leaf): leaf for leaf in self._leaves if leaf is not None}
+        if not outputs or not wanted:
+            return [None] * len(self._leaves)
+        with _undisturbed(way.autocast, graph=False):
+            # as torch.autograd.grad does, which takes long to look at shapes that are known to be right
+            found = _engine.run_backward(
+                tuple(outputs),
+                tuple(given),
+                False,
+                False,
+                tuple(wanted.values()),
+                allow_unreachable=True,
+                accumulate_grad=False,
+            )
+        by_leaf = dict(zip(wanted, found))
+        return [by_leaf.pop(id(leaf), None) for leaf in self._leaves]
+
+
+def run(function: Function, given: Arguments, way: Way, graph: bool = False, changes_inputs: bool = False) -> Run:
+    """Runs a call again. `graph`: for gradients, too. `changes_inputs`: it works in place on some of its arguments."""
+    needs_shield = _needs_shield(way.autocast, graph)
+    leaves: list[Tensor | None]
+    if graph and changes_inputs:  # it is handed copies that belong to the graph
+        copied: dict[int, Tensor] = {}
+        with _undisturbed(None, True):
+            lent = _moved(given.tensors, way, True, True, copied)
+        leaves = [copied.get(id(tensor)) for tensor in given.tensors]
+    else:
+        lent = _moved(given.tensors, way, graph, changes_inputs, {})
+        leaves = [tensor if tensor.requires_grad else None for tensor in lent]
+    arguments = given.with_tensors(lent)
+    args, kwargs = arguments.args, arguments.kwargs
+    if given.may_name_others:
+        args = _adapted(args, way, None)
+        kwargs = kwargs and {key: _adapted(value, way, key) for key, value in kwargs.items()}
+    versions = versions_of(lent)
+    with shield.shielded(way.autocast, graph) if needs_shield else torch.set_grad_enabled(graph):
+        result = function(*args, **kwargs)
+    now = versions_of(lent)
+    written = [] if now == versions else [one for one, new, old in zip(lent, now, versions) if new != old]
+    if written and not changes_inputs:
+        raise RuntimeError("it changes its arguments on the CPU, which it does not on the device")
+    if args is not arguments.args or kwargs is not arguments.kwargs:
+        arguments = Arguments(args, kwargs)
+    return Run(way, arguments, result, leaves, written)
+
+
+def _moved(
+    tensors: list[Tensor], way: Way, graph: bool, changes_inputs: bool, copied: dict[int, Tensor]
+) -> list[Tensor]:
+    """The tensors of a call as another run is given them. `copied`: leaves of which the call is given copies."""
+    made: dict[int, Tensor] = {}
+    dtypes, change, device = way.dtypes, way.change, way.device
+    for tensor in tensors:
+        if id(tensor) in made:
+            continue
+        moved = tensor.detach()
+        is_number = moved.is_floating_point() or moved.is_complex()
+        if is_number:
+            if change is not None:
+                moved = change(moved)
+            elif moved.dtype in dtypes:
+                moved = moved.to(dtypes[moved.dtype])
+        if device is not None:
+            moved = moved.to(device)
+        if changes_inputs and moved.data_ptr() == tensor.data_ptr():
+            moved = moved.clone()
+        if graph and is_number and tensor.requires_grad:
+            moved.requires_grad_()
+            if changes_inputs:
+                copied[id(tensor)] = moved
+                moved = moved.clone()
+        made[id(tensor)] = moved
+    return [made[id(tensor)] for tensor in tensors]
+
+
+def on_cpu(given: Arguments) -> Arguments:
+    """With the names of devices among them replaced; the tensors must be there already."""
+    way = Way("", {})
+    return Arguments(_adapted(given.args, way, None), {k: _adapted(v, way, k) for k, v in given.kwargs.items()})
+
+
+def _adapted(value: Any, way: Way, key: str | None) -> Any:
+    """Devices and dtypes among the arguments, which name those of the accelerator."""
+    if isinstance(value, torch.dtype):
+        return way.dtypes.get(value, value)
+    if way.device is not None and value is not None and (key == "device" or _is_device(value)):
+        return torch.device(way.device)
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return trees.rebuilt(value, [_adapted(part, way, None) for part in value])
+    return value
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) or (isinstance(value, str) and _names_device(value))
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_device(text: str) -> bool:
+    try:
+        torch.device(text)
+    except RuntimeError:
+        return False
+    return True
+
+
+# ---- leaving everything as it was ------------------------------------------------------------------------------------
+
+
+def _undisturbed(autocast: torch.dtype | None, graph: bool) -> contextlib.AbstractContextManager[Any]:
+    if _needs_shield(autocast, graph):
+        return shield.shielded(autocast, graph)
+    return shield.NOTHING if torch.is_grad_enabled() is graph else torch.set_grad_enabled(graph)
+
+
+def _needs_shield(autocast: torch.dtype | None, graph: bool) -> bool:
+    """Whether there is anything to keep away but the mode of gradients."""
+    return (
+        autocast is not None
+        or (autocast_policy.is_any_enabled() and autocast_policy.active_dtype("cpu") is not None)
+        or (graph and (shield.top_hooks(True) is not None or shield.is_below_autograd()))
+        or torch.is_anomaly_enabled()
+    )
+
+
+def silence() -> None:
+    """From now on warnings that are raised from this file are not shown. Said twice, it is one entry in the list."""
+    warnings.filterwarnings("ignore", module=__name__.replace(".", r"\."))

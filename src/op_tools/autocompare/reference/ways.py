@@ -1,0 +1,221 @@
+"""How the reference of a call is computed: on which device, in which dtypes, with which roundings. runs.py does it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from op_tools.autocompare.arguments import Convert
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
+from op_tools.output import messages
+
+Dtypes = Mapping[torch.dtype, torch.dtype]
+Function = Callable[..., Any]
+
+HIGHER: Dtypes = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+
+SINGLE: Dtypes = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+class Way:
+    """How a call is run again: where, and in which dtypes."""
+
+    __slots__ = ("autocast", "change", "device", "dtypes", "name")
+
+    def __init__(
+        self,
+        name: str,
+        dtypes: Dtypes,
+        device: str | None = "cpu",
+        change: Convert | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.name = name
+        self.dtypes = dtypes
+        self.device = device  # None: where the tensors are
+        self.change = change  # of every floating-point tensor, in place of what `dtypes` say
+        self.autocast = autocast
+
+    def convert(self, tensor: Tensor) -> Tensor:
+        """A floating-point tensor as it is on this way."""
+        if self.change is not None:
+            return self.change(tensor)
+        dtype = self.dtypes.get(tensor.dtype)
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def then(self, change: Convert) -> Way:
+        """The same way with something done to every floating-point tensor in the end."""
+        return Way(self.name, self.dtypes, self.device, lambda tensor: change(self.convert(tensor)), self.autocast)
+
+
+class Ways(NamedTuple):
+    """The ways of all calls of one kind."""
+
+    higher: Way
+    own: list[tuple[Function | None, Way]]  # in the device's own dtype; None: with the call's own function
+    traits: Trait
+    is_unknown: bool  # an op that nobody has described
+    is_exact: bool  # no rounding: both runs are the same
+    on_device: bool
+    chosen: torch.dtype | None  # by autocast
+    is_tf32: bool
+
+
+# by the name of the op, the dtype of autocast, the one that it has chosen, whether tf32 is allowed, and the device
+FindWays = Callable[[str, Optional[torch.dtype], Optional[torch.dtype], bool, Optional[torch.device]], Ways]
+
+
+def ways_with(cast_table: Callable[[str], Dtypes | None], on_device: bool) -> FindWays:
+    """What finds the ways of calls, where the reference is the CPU or the device itself."""
+
+    @functools.lru_cache(maxsize=10_000)
+    def find(
+        name: str,
+        autocast: torch.dtype | None,
+        chosen: torch.dtype | None,
+        is_tf32: bool,
+        device: torch.device | None,
+    ) -> Ways:
+        table, found = cast_table(name), catalogue.of(name)
+        dtypes = HIGHER if table is None else {**HIGHER, **table}
+        if on_device and device is not None and not _has_float64(device):
+            dtypes = _without_float64(device, dtypes)
+        higher = Way("higher precision", dtypes, None if on_device else "cpu")
+        if chosen is not None and chosen is not torch.float32:
+            higher = Way(higher.name, dtypes, higher.device, rounded_to(chosen, dtypes.get(chosen, chosen)))
+        own = _on_device(higher, is_tf32) if on_device else _on_cpu(name, autocast, chosen, is_tf32)
+        is_exact = not on_device and catalogue.has(name, Trait.EXACT)
+        return Ways(higher, own, found or Trait.SUMS, found is None, is_exact, on_device, chosen, is_tf32)
+
+    return find
+
+
+def _on_device(higher: Way, is_tf32: bool) -> list[tuple[Function | None, Way]]:
+    """There is no run in the device's own dtype: that would be the call itself."""
+    if not is_tf32:
+        return []
+    change: Convert = lambda tensor: higher.convert(as_tf32(tensor))  # noqa: E731
+    return [(None, Way("tf32", higher.dtypes, None, change))]
+
+
+def _on_cpu(
+    name: str, autocast: torch.dtype | None, chosen: torch.dtype | None, is_tf32: bool
+) -> list[tuple[Function | None, Way]]:
+    """With autocast and tf32 as on the device: several ways may be right."""
+    own = Way("the same dtype", {})
+    if chosen is not None:
+        own = Way(own.name, {}, change=rounded_to(chosen, chosen))
+    elif autocast is not None:
+        own = Way(own.name, {}, autocast=autocast)
+    ways: list[tuple[Function | None, Way]] = [(None, own.then(as_tf32) if is_tf32 else own)]
+    if chosen is not None:
+        if normalized(name).base == "cross_entropy":
+            ways.insert(0, (_cross_entropy_in_parts, Way("in parts", {})))
+        # an op that is made of others: autocast looks at each of them
+        ways.append((None, Way("autocast on the CPU", {}, autocast=autocast)))
+    # where the CPU has no kernel for a low precision: rounded once, in the end
+    return [*ways, (None, Way("float32", SINGLE))]
+
+
+def _cross_entropy_in_parts(scores: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """As autocast runs it on accelerators: the logarithm in the dtype of the scores, the sum in float32."""
+    if kwargs.pop("label_smoothing", 0.0) or target.is_floating_point():
+        raise NotImplementedError("made of other parts")
+    log = functional.log_softmax(scores, 1 if scores.dim() > 1 else 0, dtype=scores.dtype)
+    return functional.nll_loss(log.float(), target, *args, **kwargs)
+
+
+def _without_float64(device: torch.device, wanted: Dtypes) -> Dtypes:
+    """Some devices have no float64: there float32 must do."""
+    messages.say_once(
+        "autocompare",
+        "float64",
+        device.type,
+        text=f"{device.type} has no float64: with the device as reference, 16 bits are compared with float32, and "
+        "float32 only with itself",
+    )
+    return {**SINGLE, **{source: target for source, target in wanted.items() if target in _SINGLES}}
+
+
+_SINGLES = (torch.float32, torch.complex64)
+
+
+@functools.lru_cache(maxsize=16)
+def _has_float64(device: torch.device) -> bool:
+    try:
+        return bool((torch.ones(1, dtype=torch.float64, device=device) + 1).item() == 2)
+    except Exception:  # noqa: BLE001  each vendor has errors of its own
+        return False
+
+
+_OWN_METHODS = ("cuda", "xpu", "hpu", "ipu", "mtia", "npu", "mlu", "musa", "gcu")
+
+
+@functools.lru_cache(maxsize=10_000)
+def stand_in(name: str) -> Function | None:
+    """What runs in place of a method that brings a tensor to the accelerator; None for all others."""
+    home, _, method = name.rpartition(".")
+    is_own = method in _OWN_METHODS or method == torch._C._get_privateuse1_backend_name()
+    return (lambda tensor, *args, **kwargs: tensor.clone()) if is_own and home == "torch.Tensor" else None
+
+
+# ---- what is done to a tensor on the way -----------------------------------------------------------------------------
+
+
+def rounded_to(dtype: torch.dtype, then: torch.dtype) -> Convert:
+    """Numbers as they are after a cast to `dtype`, held in another one; float64 is left as it is, as autocast does."""
+    return lambda tensor: tensor if tensor.dtype is torch.float64 else tensor.to(dtype).to(then)
+
+
+def as_tf32(tensor: Tensor) -> Tensor:
+    """float32 rounded to the ten bits that matrix units keep where tf32 is allowed."""
+    if tensor.dtype is not torch.float32:
+        return tensor
+    bits = tensor.contiguous().view(torch.int32)
+    return torch.where(tensor.isfinite(), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), tensor)
+
+
+def moved_by(amount: float, seed: int) -> Convert:
+    """Every element a little larger or smaller: by the share `amount` of itself, with a random sign."""
+    count = itertools.count(1000 * seed)
+
+    def change(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() and not tensor.is_complex():
+            return tensor
+        steps = amount * (2 * _coins(tensor, next(count)).to(torch.float64) - 1)
+        # equal zeros must be told apart, too
+        apart = tensor.abs().nan_to_num(posinf=0.0).mean() * 2**-10 if tensor.numel() else 0.0
+        return torch.where(tensor.isfinite(), tensor + steps * tensor + steps * apart, tensor)
+
+    return change
+
+
+def with_zeros(number: int) -> Convert:
+    """Zeros in place of the tensor with this number; for one run."""
+    numbers = itertools.count()
+    return lambda tensor: torch.zeros_like(tensor) if next(numbers) == number else tensor
+
+
+def _coins(like: Tensor, seed: int) -> Tensor:
+    """Zeros and ones, made where the tensor is if that device can."""
+    for device in (like.device, torch.device("cpu")):
+        with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
+            generator = torch.Generator(device).manual_seed(seed)
+            coins = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8, device=device)
+            return coins.to(like.device)
+    raise RuntimeError("no random numbers")

@@ -1,0 +1,331 @@
+"""What OpAutoCompare has found, in words: rows of the CSV, the tables of a call, the summary with the worst first."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from op_tools.autocompare.judging.comparer import Comparison, Gradients
+from op_tools.autocompare.judging.measures import EQUAL
+from op_tools.autocompare.judging.verdict import RIGHT, Row
+from op_tools.autocompare.observed import ObservedCall
+from op_tools.core import gradients
+from op_tools.core.call import OpCall
+from op_tools.output import messages, tables
+from op_tools.output.csv_files import CsvFile, cell
+from op_tools.values import trees
+
+_MAX_SUMMARY_ROWS = 30
+# the contract's columns …
+TABLE = ("name", "allclose", "max_abs_diff", "max_relative_diff", "atol", "rtol", "error_info")
+CSV = (
+    "forward_id",
+    "name",
+    "allclose",
+    "cosine_similarity",
+    "max_abs_diff",
+    "max_relative_diff",
+    "atol",
+    "rtol",
+    "error_info",
+    # … and ours
+    "cosine_distance",
+    "max_ulp",
+    "mean_ulp",
+    "rmse_ratio",
+    "first_bad_index",
+    "bad_share",
+    "nonfinite_mismatch",
+    "verdict",
+    "reason",
+    "severity",
+    "step",
+    "module",
+    "where",
+)
+
+
+def csv_lines(call: OpCall, rows: Sequence[Row]) -> str:
+    """The values of one call, with everything that is known about them, as they stand in the file."""
+    where = call.where
+    start, end = f"{call.id},", f",{call.step},{cell(where.module)},{cell(where.line())}\r\n"
+    return "".join([f"{start}{_line(row)}{end}" for row in rows])
+
+
+def _line(row: Row) -> str:
+    judged = row.verdict
+    if judged is None or judged is RIGHT:
+        return _equal_line(row.name, row.atol, row.rtol, row.error_info, judged is not None, row.reason)
+    allclose, most, relative, cosine, max_ulp, mean_ulp, ratio, share, bad, nonfinite = judged.measures
+    end = f"right,,{judged.severity:.4g}" if judged.right else f"wrong,{cell(judged.reason)},{_short(judged.severity)}"
+    first = "" if bad is None else cell(str(list(bad)))
+    return (
+        f"{cell(row.name)},{allclose},{cosine:.9f},{most:.9f},{relative:.9f},{_limits(row.atol, row.rtol)},"
+        f"{cell(row.error_info)},{_short(1 - cosine)},{max_ulp:.4g},{mean_ulp:.4g},{_short(ratio)},{first},{share:.4g},"
+        f"{nonfinite},{end}"
+    )
+
+
+@functools.lru_cache(maxsize=10_000)
+def _equal_line(name: str, atol: float, rtol: float, error_info: str, is_right: bool, reason: str) -> str:
+    """For a value that is what it should be to the bit, or with which nothing is compared."""
+    end = "right,,0" if is_right else f"skipped,{cell(reason)},0"
+    return (
+        f"{cell(name)},True,1.000000000,0.000000000,0.000000000,{_limits(atol, rtol)},{cell(error_info)},"
+        f"0,0,0,0,,0,0,{end}"
+    )
+
+
+@functools.lru_cache(maxsize=1000)
+def _limits(atol: float, rtol: float) -> str:
+    return f"{tables.number(atol)},{tables.number(rtol)}"
+
+
+def _short(value: float) -> str:
+    return "" if value != value else f"{value:.4g}"
+
+
+# ---- the tables of a call --------------------------------------------------------------------------------------------
+
+_TableRow = tuple[str, ...]
+
+
+def forward_text(call: OpCall, observed: ObservedCall, comparison: Comparison, place: str) -> str:
+    """Inputs and outputs, those of the reference, which is at `place`, and how they compare."""
+    return _text(call, comparison, _forward_rows(call, observed, comparison, place))
+
+
+def backward_text(
+    call: OpCall,
+    observed: ObservedCall,
+    comparison: Comparison,
+    place: str,
+    outputs: Gradients,
+    inputs: Gradients,
+    flowing: gradients.Gradients | None,
+) -> str:
+    """The same of the gradients. `flowing` are the device's own, where the others are copies."""
+    return _text(call, comparison, _backward_rows(observed, outputs, inputs, flowing, comparison, place))
+
+
+def short_text(call: OpCall, comparison: Comparison) -> str:
+    """For a wrong call of a place of which enough were shown."""
+    return f"forward_id: {call.id} {_reasons(comparison)}"
+
+
+def _text(call: OpCall, comparison: Comparison, rows: list[_TableRow]) -> str:
+    parts = [_heading(call, comparison), tables.table(tables.ARGUMENT_COLUMNS, rows)]
+    # as the contract has it
+    parts.append(tables.table(TABLE, [_table_row(row) for row in comparison.rows], keep_empty=True))
+    if comparison.is_wrong:
+        parts.append(_reasons(comparison))
+    return "\n\n\n" + "\n".join(parts) + "\n\n"
+
+
+def _forward_rows(call: OpCall, observed: ObservedCall, comparison: Comparison, place: str) -> list[_TableRow]:
+    name, has_tensors = call.name, bool(call.args or call.kwargs or call.result is not None)
+    args, kwargs = (call.args, call.kwargs) if has_tensors else (observed.given.args, observed.given.kwargs)
+    rows = tables.argument_rows(name, "inputs", trees.arguments(args, kwargs))
+    rows += tables.argument_rows(name, "outputs", trees.results(call.result if has_tensors else observed.result))
+    if not has_tensors:
+        rows = _as_on_device(rows, observed)
+    if comparison.run is not None:
+        again = comparison.run.arguments
+        rows += tables.argument_rows(name, f"inputs({place})", trees.arguments(again.args, again.kwargs))
+        rows += tables.argument_rows(name, f"outputs({place})", trees.results(comparison.run.result))
+    return rows
+
+
+def _backward_rows(
+    observed: ObservedCall,
+    outputs: Gradients,
+    inputs: Gradients,
+    flowing: gradients.Gradients | None,
+    comparison: Comparison,
+    place: str,
+) -> list[_TableRow]:
+    name = observed.name
+    if flowing is not None:
+        outputs, inputs = flowing.outputs, flowing.inputs
+    rows = tables.argument_rows(name, "grad_outputs", trees.arguments(tuple(outputs), {}))
+    rows += tables.argument_rows(name, "grad_inputs", trees.arguments(tuple(inputs), {}))
+    if flowing is None:
+        rows = _as_on_device(rows, observed)
+    if comparison.gradients is not None:
+        rows += tables.argument_rows(name, f"grad_inputs({place})", trees.arguments(tuple(comparison.gradients), {}))
+    return rows
+
+
+_DEVICE, _POINTER = (tables.ARGUMENT_COLUMNS.index(column) for column in ("device", "data_ptr"))
+
+
+def _as_on_device(rows: list[_TableRow], observed: ObservedCall) -> list[_TableRow]:
+    """Copies are shown as what they are copies of; where that lay, nobody knows any more."""
+    if observed.device is None:
+        return rows
+    for index, row in enumerate(rows):
+        if row[_DEVICE]:
+            cells = list(row)
+            cells[_DEVICE], cells[_POINTER] = str(observed.device), ""
+            rows[index] = tuple(cells)
+    return rows
+
+
+def _table_row(row: Row) -> tuple[str, ...]:
+    measures = EQUAL if row.verdict is None else row.verdict.measures
+    numbers = (measures.max_abs_diff, measures.max_relative_diff, row.atol, row.rtol)
+    return (row.name, str(row.is_close), *(tables.number(value) for value in numbers), row.error_info)
+
+
+def _heading(call: OpCall, comparison: Comparison) -> str:
+    """Above the tables of a call."""
+    first, _, rest = tables.heading(call).partition("\n")
+    casts = ", ".join(f"{source}: {target}" for source, target in comparison.casts.items())
+    return f"{first}    cpu_dtype_cast_info(from:to): {{{casts}}}\n{rest}"
+
+
+def _reasons(comparison: Comparison) -> str:
+    """A line for each value that is wrong."""
+    wrong = [row for row in comparison.rows if row.is_wrong and row.verdict is not None]
+    return "\n".join(f"wrong: {row.name}: {row.verdict.reason}" for row in wrong if row.verdict is not None)
+
+
+# ---- the whole run ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Finding:
+    """A place in the program where an op is wrong: the worst of its calls."""
+
+    name: str
+    what: str
+    where: str
+    module: str
+    forward_id: int
+    step: int
+    reason: str
+    severity: float
+    calls: int = 0
+
+    def __str__(self) -> str:
+        place = f"{self.module}, {self.where}" if self.module else self.where
+        return f"{self.name} {self.what}: {self.reason} ({place})"
+
+
+@dataclass
+class Outcome:
+    """What is left of a comparison when its tensors are gone."""
+
+    comparison: Comparison
+    text: str = ""
+    saved: list[str] = field(default_factory=list)
+
+
+class Report:
+    """Takes in what came out of the calls: counts it, writes it to the CSV, shows it. Any thread may."""
+
+    def __init__(self, csv: CsvFile) -> None:
+        self.summary = Summary()
+        self._csv = csv
+
+    def take(self, call: OpCall, outcome: Outcome) -> None:
+        """One call, or its gradients."""
+        comparison = outcome.comparison
+        self.summary.add(call, comparison)
+        rows = comparison.rows
+        if rows:
+            self._csv.add_lines(csv_lines(call, rows).encode(), len(rows))
+        if comparison.failure:
+            messages.complain_once(
+                "not compared", call.name, text=f"OpAutoCompare could not compare {call.name}: {comparison.failure}"
+            )
+        if outcome.text:
+            saved = "".join(f"{path} saved\n" for path in outcome.saved)
+            messages.say(outcome.text + saved)
+
+    def close(self, is_shown: bool) -> None:
+        self._csv.close()
+        if is_shown:
+            messages.say(self.summary.text())
+            if self._csv.written:
+                messages.say(f"{self._csv.path} saved")
+
+
+class Summary:
+    """Counts calls, and keeps what is wrong by place. Any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[tuple[str, str, str], Finding] = {}
+        self._failures: dict[str, list[Any]] = {}
+        self.calls = 0
+        self.wrong_calls = 0
+        self.values = 0
+        self.not_close = 0
+        self.skipped = 0
+
+    def add(self, call: OpCall, comparison: Comparison) -> int:
+        """Takes a comparison in; returns how many calls at this place are wrong, with this one."""
+        with self._lock:
+            self.calls += 1
+            if comparison.failure:
+                self._failures.setdefault(call.name, [comparison.failure, 0])[1] += 1
+                return 0
+            if comparison.skipped:
+                self.skipped += 1
+                return 0
+            rows, most = comparison.rows, 0
+            self.values += len(rows)
+            for row in rows:
+                judged = row.verdict
+                if judged is None:
+                    continue
+                if not judged.right:
+                    most = max(most, self._add_row(call, row))
+                elif not judged.measures.allclose:
+                    self.not_close += 1
+            self.wrong_calls += most > 0
+            return most
+
+    def _add_row(self, call: OpCall, row: Row) -> int:
+        assert row.verdict is not None
+        what, where = row.name.partition(" ")[2], call.where.line()
+        known = self._found.get((call.name, what, where))
+        if known is None or row.verdict.severity > known.severity:
+            found = Finding(
+                call.name, what, where, call.where.module, call.id, call.step, row.verdict.reason, row.verdict.severity
+            )
+            found.calls = 0 if known is None else known.calls
+            known = self._found[call.name, what, where] = found
+        known.calls += 1
+        return known.calls
+
+    def ranked(self) -> list[Finding]:
+        """The worst first; among equals, the first in the program."""
+        return sorted(self._found.values(), key=lambda found: (-found.severity, found.forward_id))
+
+    def text(self) -> str:
+        """For the end of a run."""
+        ranked = self.ranked()
+        lines = [
+            f"OpAutoCompare: {self.calls:,} calls, {self.values:,} values compared, {self.wrong_calls:,} calls wrong"
+            + (f"; {self.not_close:,} values are not allclose but no worse than their dtype" if self.not_close else "")
+        ]
+        if self.skipped:
+            lines.append(f"{self.skipped:,} random or uninitialised results have nothing to be compared with")
+        for name, (reason, count) in sorted(self._failures.items()):
+            lines.append(f"could not be compared: {name} ({count:,} calls): {reason}")
+        if ranked:
+            lines.append(_ranking(ranked[:_MAX_SUMMARY_ROWS]))
+            if len(ranked) > _MAX_SUMMARY_ROWS:
+                lines.append(f"… and {len(ranked) - _MAX_SUMMARY_ROWS} more places")
+        return "\n".join(lines)
+
+
+def _ranking(found: Sequence[Finding]) -> str:
+    columns = ("name", "what", "calls", "reason", "module", "where")
+    rows = [(one.name, one.what, f"{one.calls:,}", one.reason, one.module, one.where) for one in found]
+    return tables.table(columns, rows)

@@ -1,0 +1,242 @@
+"""What all ways of comparing have in common: a call from before it runs until after, views, and pending gradients.
+
+A strategy says where the reference of a call is computed and when it is looked at: on the host (on_host.py), on the
+device itself (on_device.py), in other processes (in_workers.py). OpAutoCompare chooses one when it starts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+
+from op_tools.autocompare import foreach_lists, views
+from op_tools.autocompare.arguments import Arguments
+from op_tools.autocompare.examiner import Examiner
+from op_tools.autocompare.observed import ObservedCall, hollow_like
+from op_tools.autocompare.pending import PendingCall, PendingCalls
+from op_tools.autocompare.prefilter.later import Later
+from op_tools.autocompare.reference.runs import Reference
+from op_tools.autocompare.report import Outcome
+from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
+from op_tools.ops import autocast_policy, catalogue, silent_writes
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
+from op_tools.values.tensors import requires_grad, tensors_in, versions_of
+
+Deliver = Callable[[OpCall, Outcome], None]
+OptionalTensors = list[Optional[Tensor]]
+
+
+class CallInProgress:
+    """State that cannot be recovered after the op ran: copies of what it may change, versions, autocast, tf32."""
+
+    __slots__ = ("_is_tf32", "_name", "_policy", "_versions", "before", "given", "live", "works_in_place")
+
+    def __init__(self, call: OpCall) -> None:
+        name = self._name = call.name
+        self.live = Arguments(call.args, call.kwargs)
+        self.given: Arguments | None = None  # copies that the reference is given
+        self.before: Arguments | None = None  # copies on the device, where those are elsewhere and the device looks
+        tensors, kwargs = self.live.tensors, call.kwargs
+        self.works_in_place = (
+            _is_called_in_place(name)
+            or (bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace"))))
+            or (
+                silent_writes.may_write_silently(name, call.func)
+                and bool(silent_writes.silently_written(name, call.func, call.args, kwargs))
+            )
+        )
+        # whether it has changed something need not be found out where it is known
+        self._versions = [] if self.works_in_place else versions_of(tensors)
+        self._policy = _policy(name, tensors) if autocast_policy.is_any_enabled() else (None, None)
+        self._is_tf32 = _HAS_TF32 and catalogue.has(name, catalogue.ON_MATRIX_UNITS) and _is_tf32(name, tensors)
+
+    def joined(self) -> foreach_lists.Joined | None:
+        """The arguments of an optimizer's op on lists, as one tensor for each list; None for other calls."""
+        if not catalogue.has(self._name, Trait.POINTWISE | Trait.EXACT) or torch.is_grad_enabled():
+            return None
+        with torch.no_grad():
+            return foreach_lists.joined(self.live)
+
+    def is_view(self, call: OpCall) -> bool:
+        """After the call: true where it has only looked at its input's memory in another way, and rightly so."""
+        if not catalogue.has(self._name, Trait.VIEW) or self.works_in_place or self._has_changed():
+            return False
+        return views.hands_out_memory(self.live, call.result) and views.looks_alike(call.func, self.live, call.result)
+
+    def observed(self, call: OpCall, given: Arguments, device: torch.device | None) -> ObservedCall:
+        """After the call. `device`: where its tensors are, if those given are copies."""
+        # there are ops that write without counting, known ones and perhaps unknown ones
+        changed = self.works_in_place or catalogue.of(self._name) is None or self._has_changed()
+        seen = ObservedCall(
+            call.name, call.func, given, None, call.result, *self._policy, self._is_tf32, changed, device
+        )
+        seen.before = given if self.before is None else self.before
+        return seen
+
+    def _has_changed(self) -> bool:
+        now = versions_of(self.live.tensors)
+        return None in now or now != self._versions  # None where nobody counts
+
+
+class Strategy:
+    """Base of the strategies. Outcomes go to `deliver`, at once or later."""
+
+    on_device = False  # where the reference is
+
+    def __init__(
+        self, examiner: Examiner, deliver: Deliver, pending: PendingCalls, verbose: int, defers: bool = True
+    ) -> None:
+        self._examiner = examiner
+        self._comparer = examiner.comparer
+        self._deliver = deliver
+        self._pending = pending
+        self._verbose = verbose
+        # at 2 every call is shown with the reference's tensors
+        self._deferred = Later(self._comparer, examiner, deliver) if defers and verbose < 2 else None
+
+    def before(self, call: OpCall) -> CallInProgress | None:
+        raise NotImplementedError
+
+    def after(self, call: OpCall, state: CallInProgress) -> Any:
+        """What it returns is handed to `flowed` when gradients flow."""
+        raise NotImplementedError
+
+    def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Decides everything that waits."""
+        if self._deferred is not None:
+            self._deferred.finish()
+
+    # ---- for the strategies ------------------------------------------------------------------------------------------
+
+    def _after_view(self, call: OpCall, state: CallInProgress) -> PendingCall | None:
+        """A call that has only looked at its input's memory in another way."""
+        seen = state.observed(call, state.live, device_of(call))
+        self._deliver(call, self._examiner.view(call, seen))
+        if not wants_gradients(call):
+            return None
+        seen.given = state.live.mapped(lambda tensor: hollow_like(tensor, tensor.device if self.on_device else "cpu"))
+        return self._keep(seen, None)
+
+    def _keep(self, seen: ObservedCall, reference: Reference | None) -> PendingCall | None:
+        """What waits for the gradients of a call."""
+        return None if seen.depends_on_layout() else self._pending.add(seen.for_backward(), reference)
+
+    def _compare_lists(self, call: OpCall, seen: ObservedCall) -> None:
+        """An optimizer's op on lists, each of them as one tensor; only if that is wrong, tensor by tensor."""
+        flat = seen.flat()
+        if flat is None:
+            whole = seen.with_lists(Arguments(call.args, call.kwargs))
+            self._deliver(call, self._examiner.forward(call, whole if self.on_device else whole.on_host()))
+        elif self._deferred is not None and (self.on_device or flat.is_elsewhere()):
+            self._deferred.lists(call, flat)
+        else:
+            flat = flat.on_host()
+            comparison = self._comparer.forward(flat)
+            is_clear = not comparison.is_wrong and not comparison.failure
+            again = self._examiner.forward
+            self._deliver(call, Outcome(comparison) if is_clear else again(call.without_tensors(), flat.whole()))
+
+    def _is_same_gradient(self, call: OpCall, seen: ObservedCall, gradients: Gradients) -> bool:
+        """Whether the gradient of a view is what arrived, looked at as it should be; it is delivered then."""
+        if self._verbose >= 2 or not catalogue.has(seen.name, Trait.VIEW):
+            return False
+        if not views.hands_back_memory(seen.function, seen.given, gradients.outputs, gradients.inputs):
+            return False
+        self._deliver(call, Outcome(self._comparer.same_gradient(seen, gradients.inputs)))
+        return True
+
+
+# ---- asked of every call ---------------------------------------------------------------------------------------------
+
+
+def wants_gradients(call: OpCall) -> bool:
+    """Whether gradients may flow through what the call has returned."""
+    if not torch.is_grad_enabled():
+        return False
+    result = call.result
+    return result.requires_grad if isinstance(result, Tensor) else any(map(requires_grad, tensors_in((result,))))
+
+
+def device_of(call: OpCall) -> torch.device | None:
+    """Where its results are, if not on the host."""
+    result = call.result
+    for tensor in [result] if isinstance(result, Tensor) else tensors_in((result,)):
+        if not tensor.is_cpu:
+            return tensor.device
+    return None
+
+
+def clone(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def clones_of(tensors: list[Tensor]) -> list[Tensor]:
+    """A tensor that comes twice has one copy."""
+    made: dict[int, Tensor] = {}
+    for tensor in tensors:
+        if id(tensor) not in made:
+            made[id(tensor)] = clone(tensor)
+    return [made[id(tensor)] for tensor in tensors]
+
+
+def copied_gradients(gradients: Gradients, copy: Callable[[list[Tensor]], list[Tensor]]) -> tuple[OptionalTensors, ...]:
+    """Those of the outputs, and those of the inputs."""
+    outputs, inputs = gradients.outputs, gradients.inputs
+    copies = iter(copy([one for one in (*outputs, *inputs) if one is not None]))
+    both = [None if one is None else next(copies) for one in (*outputs, *inputs)]
+    return both[: len(outputs)], both[len(outputs) :]
+
+
+@functools.lru_cache(maxsize=10_000)
+def _is_called_in_place(name: str) -> bool:
+    short = normalized(name).form or name
+    return short == "__setitem__" or (short.endswith("_") and not short.endswith("__"))
+
+
+def _policy(name: str, tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """The dtype of autocast where it is on, and the one that it chooses for this op."""
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            active = autocast_policy.active_dtype(tensor.device.type)
+            if active is not None:
+                return active, _chosen(name, active)
+            break
+    return None, None
+
+
+@functools.lru_cache(maxsize=10_000)
+def _chosen(name: str, active: torch.dtype) -> torch.dtype | None:
+    return autocast_policy.dtype_by_policy(name, active)
+
+
+_HAS_TF32 = torch.version.cuda is not None
+
+
+def _is_tf32(name: str, tensors: Iterable[Tensor]) -> bool:
+    """True where the device may take tf32 for this call."""
+    if not any(tensor.dtype is torch.float32 and tensor.is_cuda for tensor in tensors):
+        return False
+    backends = [torch.backends.cuda.matmul] if catalogue.has(name, Trait.MATRIX) else []
+    if catalogue.has(name, Trait.CONVOLUTION):
+        cudnn: Any = torch.backends.cudnn
+        backends += [cudnn, *(getattr(cudnn, part) for part in ("conv", "rnn") if hasattr(cudnn, part))]
+    return any(_allows_tf32(backend) for backend in backends)
+
+
+def _allows_tf32(backend: Any) -> bool:
+    precision = getattr(backend, "fp32_precision", "none")  # torch 2.9
+    if precision in ("ieee", "tf32"):
+        return bool(precision == "tf32")
+    try:
+        return bool(getattr(backend, "allow_tf32", False))
+    except RuntimeError:  # set in the new way, and for some ops only
+        return True

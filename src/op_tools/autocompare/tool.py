@@ -1,0 +1,194 @@
+"""OpAutoCompare: runs every op call again elsewhere, in higher precision, and says which ones the device gets wrong."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Container, Iterable
+from types import TracebackType
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+
+from op_tools import settings
+from op_tools.autocompare import places, report
+from op_tools.autocompare.examiner import Examiner
+from op_tools.autocompare.in_workers import InWorkers
+from op_tools.autocompare.judging.comparer import Comparer
+from op_tools.autocompare.judging.limits import DEVICE_ALONE_SLACK, Tolerances
+from op_tools.autocompare.on_device import OnDevice
+from op_tools.autocompare.on_host import OnHost
+from op_tools.autocompare.pending import PendingCall, PendingCalls
+from op_tools.autocompare.reference import runs
+from op_tools.autocompare.strategy import CallInProgress, Strategy
+from op_tools.autocompare.workers.pool import KeptByWorker, Workers
+from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
+from op_tools.core.session import stop_everything
+from op_tools.core.tool import Tool
+from op_tools.errors import DifferenceFound, SettingError
+from op_tools.ops import catalogue
+from op_tools.ops.cast_tables import read_cast_tables
+from op_tools.ops.catalogue import Trait
+from op_tools.output import messages, paths
+from op_tools.output.csv_files import CsvFile
+
+_MAX_KNOWN_CALLS = 200_000  # distinct calls that are remembered
+_MAX_COMPARED_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
+
+
+class OpAutoCompare(Tool[Optional[CallInProgress], Union[PendingCall, KeptByWorker]]):
+    """Compares inputs, outputs and gradients of every op call with those of a reference.
+
+    `reference`: "cpu", "device" (the same device in higher precision) or "device,cpu" (the CPU confirms). `once`: each
+    distinct call once. `every`: only every N-th step. `worker`: this many processes compare while training goes on.
+    `memory`: bytes of host memory for calls that wait. `fail`: `stop` raises DifferenceFound if something is wrong.
+    """
+
+    feature = "autocompare"
+    hook = "OpAutoCompareHook"
+    prefix = "OP_AUTOCOMPARE"
+    watches_gradients = True
+    runs_again = True
+
+    def __init__(
+        self,
+        *,
+        reference: str | None = None,
+        once: bool | None = None,
+        every: int | None = None,
+        worker: int | None = None,
+        memory: int | None = None,
+        fail: bool | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self._options = (reference, once, every, worker, memory, fail)
+        self.summary = report.Summary()
+
+    # -- start and stop -----------------------------------------------------------------------------------------------
+
+    def started(self) -> None:
+        given_reference, once, every, worker, memory, fail = self._options
+        reference = settings.AUTOCOMPARE_REFERENCE.get() if given_reference is None else given_reference
+        self._once = settings.AUTOCOMPARE_ONCE.get() if once is None else once
+        self._fail = settings.AUTOCOMPARE_FAIL.get() if fail is None else fail
+        limit = settings.AUTOCOMPARE_MEMORY.get() if memory is None else memory
+        every = settings.AUTOCOMPARE_EVERY.get() if every is None else every
+        if reference not in ("cpu", "device", "device,cpu"):
+            raise SettingError(f"reference={reference!r} cannot be used: it is cpu, device or device,cpu")
+        count = settings.AUTOCOMPARE_WORKER.get() if worker is None else worker
+        for name, number, least in (("every", every, 1), ("worker", count, 0), ("memory", limit, 1)):
+            if not isinstance(number, int) or number < least:
+                raise SettingError(f"{name}={number!r} cannot be used: it is a whole number, {least} or more")
+        if every > 1:
+            self.steps = _Every(every, self.steps)
+        if count and reference != "cpu":
+            raise SettingError("worker processes compare with the CPU: worker= needs reference='cpu'")
+        places.choose_way()
+        runs.silence()
+        csv = CsvFile(paths.autocompare_csv(self.out), report.CSV, settings.MAX_CACHE_SIZE.get())
+        self._report = report.Report(csv)
+        self.summary = self._report.summary
+        self._known: set[Any] = set()
+        self._strategy = self._chosen_strategy(reference, count, limit)
+        if self._fail:
+            atexit.register(self._fail_at_exit)
+
+    def _chosen_strategy(self, reference: str, count: int, limit: int) -> Strategy:
+        tolerances, cast_table = Tolerances(), read_cast_tables().cast_table
+        on_cpu = Examiner(Comparer(tolerances, cast_table), self.verbose, self.out)
+        deliver, pending = self._report.take, PendingCalls(limit)
+        if count:
+            workers = Workers(count, self.verbose, self.out, limit, deliver)
+            return InWorkers(on_cpu, deliver, pending, self.verbose, workers)
+        if reference == "cpu":
+            return OnHost(on_cpu, deliver, pending, self.verbose)
+        confirms = reference == "device,cpu"
+        comparer = Comparer(tolerances, cast_table, True, 1.0 if confirms else DEVICE_ALONE_SLACK)
+        examiner = Examiner(comparer, self.verbose, self.out, "reference", on_cpu if confirms else None)
+        return OnDevice(examiner, deliver, pending, self.verbose)
+
+    def stopped(self) -> None:
+        atexit.unregister(self._fail_at_exit)
+        self._strategy.close()
+        self._report.close(is_shown=self.verbose >= 1)
+        found = self.summary.ranked()
+        if self._fail and found:
+            raise DifferenceFound(f"{self.summary.wrong_calls:,} op calls are wrong, the worst: {found[0]}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        except DifferenceFound:
+            if error is None:
+                raise  # else the user's own error goes first
+
+    def _fail_at_exit(self) -> None:
+        """A program that ends without `stop` ends with exit code 1. Python would swallow an exception here."""
+        try:
+            self.stop()
+        except DifferenceFound as error:
+            messages.complain(str(error))
+            stop_everything()
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    # -- one call -----------------------------------------------------------------------------------------------------
+
+    def before(self, call: OpCall) -> CallInProgress | None:
+        if (self._once and self._is_known(call)) or catalogue.has(call.name, Trait.EMPTY):
+            return None
+        return self._strategy.before(call)
+
+    def after(self, call: OpCall, state: CallInProgress | None) -> PendingCall | KeptByWorker | None:
+        return None if state is None else self._strategy.after(call, state)
+
+    def flowed(self, call: OpCall, state: PendingCall | KeptByWorker, gradients: Gradients) -> None:
+        self._strategy.flowed(call, state, gradients)
+
+    def _is_known(self, call: OpCall) -> bool:
+        kwargs = call.kwargs
+        key = (call.name, call.where.line(), _shapes(call.args), _shapes(kwargs.values()) if kwargs else None)
+        if key in self._known:
+            return True
+        if len(self._known) < _MAX_KNOWN_CALLS:
+            self._known.add(key)
+        return False
+
+
+class _Every:
+    """Every N-th of the steps that were asked for."""
+
+    def __init__(self, number: int, steps: Container[int] | None) -> None:
+        self._number = number
+        self._steps = steps
+
+    def __contains__(self, step: object) -> bool:
+        is_turn = isinstance(step, int) and step % self._number == 0
+        return is_turn and (self._steps is None or step in self._steps)
+
+
+def _shapes(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Shapes, strides and dtypes of the tensors among them."""
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind is int or kind is float or value is None:
+            continue
+        if isinstance(value, Tensor):
+            found.append((value.dtype, value.shape, value.stride() if value.layout is _STRIDED else None))
+        elif (kind is list or kind is tuple) and value:
+            shown = value if len(value) <= _MAX_COMPARED_LIST else value[:: len(value) - 1]
+            found.append((len(value), _shapes(shown)))
+    return tuple(found)
+
+
+_STRIDED = torch.strided

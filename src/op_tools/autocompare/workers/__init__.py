@@ -1,0 +1,1 @@
+"""Processes that compare calls while training goes on."""

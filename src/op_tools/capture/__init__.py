@@ -1,0 +1,1 @@
+"""OpCapture: saves what a call saw."""

@@ -1,0 +1,187 @@
+"""OpCapture: saves the real inputs, outputs and gradients of every op call.
+
+    OpCapture: 316 files of 79 calls, 820.4 MB in op_tools_results/op_capture_results
+
+Files are written by threads of their own; training waits only where OP_CAPTURE_MEMORY is full of tensors that the
+disk has not taken yet. `mode="statistics"` keeps a few numbers for each tensor instead, for long runs.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any, Protocol
+
+from ditorch_shared.settings import Value
+from op_tools import settings
+from op_tools.capture.copies import RecentCopies
+from op_tools.capture.statistics import Statistics
+from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
+from op_tools.core.modes import with_modes_aside
+from op_tools.core.tool import AnyTool, Tool
+from op_tools.core.watcher import Kept, State
+from op_tools.device.host_copies import Taken, take
+from op_tools.device.host_memory import HostMemory
+from op_tools.output import messages, paths, tables
+from op_tools.output.writer import Writer, spare_threads
+from op_tools.settings import Setting
+from op_tools.storage import files
+from op_tools.storage.store import Content, Files
+from op_tools.values import trees
+
+
+class Keeper(Protocol[State, Kept]):
+    """What becomes of the calls, in one mode."""
+
+    def before(self, call: OpCall) -> State | None: ...
+
+    def after(self, call: OpCall, state: State) -> Kept: ...
+
+    def flowed(self, call: OpCall, state: Kept, gradients: Gradients) -> None: ...
+
+    def step_began(self) -> None: ...
+
+    def close(self) -> str:
+        """Writes what is left; returns the summary, which is empty where there was nothing."""
+        ...
+
+
+class OpCapture(Tool[Any, Any]):  # each mode has states of its own
+    """Saves inputs, outputs, grad_inputs and grad_outputs of every op call, or statistics of them.
+
+    `mode`: data or statistics (OP_CAPTURE_MODE); `memory`: bytes for tensors that are not written yet, a number or a
+    text such as 512MB (OP_CAPTURE_MEMORY).
+    """
+
+    hook = "OpCaptureHook"
+    prefix = "OP_CAPTURE"
+    feature = "op_capture"
+    watches_gradients = True
+
+    def __init__(self, *, mode: str | None = None, memory: int | str | None = None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._mode = mode
+        self._memory = memory
+        self._keeper: Keeper[Any, Any]
+
+    def started(self) -> None:
+        mode = _given(self._mode, "mode", settings.CAPTURE_MODE)
+        memory = _given(self._memory, "memory", settings.CAPTURE_MEMORY)
+        self._keeper = Data(self, memory) if mode == "data" else Statistics(self)
+
+    def stopped(self) -> None:
+        summary = with_modes_aside(self._keeper.close)
+        if self.verbose >= 1 and summary:
+            messages.say(summary)
+
+    def step_began(self, step: int) -> None:
+        with_modes_aside(self._keeper.step_began)
+
+    def before(self, call: OpCall) -> Any:
+        return self._keeper.before(call)
+
+    def after(self, call: OpCall, state: Any) -> Any:
+        return None if state is None else self._keeper.after(call, state)
+
+    def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
+        self._keeper.flowed(call, state, gradients)
+
+
+def _given(argument: Any, name: str, setting: Setting[Value]) -> Value:
+    return setting.get() if argument is None else settings.parse(name, str(argument), setting.parse, setting.help)
+
+
+class _Begun:
+    """A call that is running. `inputs` until they are handed to the writer."""
+
+    __slots__ = ("call", "described", "inputs", "when")
+
+    def __init__(self, call: OpCall, inputs: Taken, described: tables.Described | None) -> None:
+        self.call = call.without_tensors()
+        self.when = paths.timestamp()
+        self.inputs: Taken | None = inputs
+        self.described = described
+
+
+class Data:
+    """Saves tensors."""
+
+    def __init__(self, tool: AnyTool, memory: int) -> None:
+        self._out = tool.out
+        self._tells = tool.verbose == 2
+        # one thread, where files are announced in order
+        self._writer = Writer("OpCapture", 1 if self._tells else spare_threads(), self._work_is_done)
+        self._memory = HostMemory(memory, self._writer.is_busy)
+        self._copies = RecentCopies()
+        self._files = Files()
+
+    def before(self, call: OpCall) -> _Begun | None:
+        if self._writer.is_broken:
+            return None
+        described = tables.inputs(call) if self._tells else None
+        begun = _Begun(call, take((call.args, call.kwargs), self._memory, self._copies.of(call)), described)
+        # at once: should the op end the program, its inputs are what one wants to see. A call without a tensor on a
+        # device may turn out to be none of ours.
+        if any(not tensor.is_cpu for tensor in trees.tensors((call.args, call.kwargs))):
+            self._save_inputs(begun)
+        return begun
+
+    def after(self, call: OpCall, begun: _Begun) -> _Begun:
+        self._save_inputs(begun)
+        text = ""
+        if begun.described is not None:
+            text = f"{tables.heading(call)}\n{tables.arguments_table(call, begun.described)}\n\n\n\n"
+            begun.described = None
+        self._save(begun, {"output": take(((call.result,), {}), self._memory, self._copies.of(call))}, text)
+        return begun
+
+    def flowed(self, call: OpCall, begun: _Begun, gradients: Gradients) -> None:
+        if self._writer.is_broken:
+            return
+        parts = {
+            "grad_inputs": take((tuple(gradients.inputs), {}), self._memory),
+            "grad_outputs": take((tuple(gradients.outputs), {}), self._memory),
+        }
+        text = ""
+        if self._tells:
+            table = tables.gradients_table(call.name, gradients.outputs, gradients.inputs)
+            text = f"{tables.heading(call)}\n{table}\n\n\n\n"
+        self._save(begun, parts, text)
+
+    def step_began(self) -> None:
+        """Nothing waits for it."""
+
+    def close(self) -> str:
+        self._writer.close()
+        self._memory = HostMemory(0, self._writer.is_busy)
+        if not self._files.count and not self._writer.dropped:
+            return ""
+        linked = f", {self._files.linked} of them links to equal ones" if self._files.linked else ""
+        lost = f"; {self._writer.dropped} parts could not be written" if self._writer.dropped else ""
+        written = f"{self._files.count} files of {self._files.calls} calls{linked}, {files.in_words(self._files.bytes)}"
+        return f"OpCapture: {written} in {paths.capture_root(self._out)}{lost}"
+
+    def _save_inputs(self, begun: _Begun) -> None:
+        if begun.inputs is not None:
+            self._save(begun, {"input": begun.inputs}, "")
+            begun.inputs = None
+
+    def _save(self, begun: _Begun, parts: dict[str, Taken], text: str) -> None:
+        self._writer.add(partial(self._write, begun.call, begun.when, parts, text))
+
+    # -- in a writer's thread -----------------------------------------------------------------------------------------
+
+    def _write(self, call: OpCall, when: str, parts: dict[str, Taken], text: str) -> None:
+        folder = str(paths.capture_folder(self._out, call.name, call.id, when))
+        details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
+        for part, taken in parts.items():
+            identifier = f"{os.getpid()}/{call.id}/{when}/{part}"
+            path = self._files.write(folder, Content(part, call.name, identifier, taken, details))
+            if self._tells:
+                messages.say(f"{path} saved")
+        if text:
+            messages.say(text)
+
+    def _work_is_done(self) -> None:
+        self._memory.look_again()

@@ -1,0 +1,1 @@
+"""Seeing calls and handing them to the tools."""

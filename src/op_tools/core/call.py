@@ -1,0 +1,65 @@
+"""OpCall: one call of one op. Everything that the tools see, keep and show is made from it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any, Callable
+
+from op_tools.core.where import Where
+
+ids = itertools.count(1)
+
+
+class Steps:
+    """Counts training steps, for the whole process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.current = 0
+
+    def advance(self) -> int:
+        with self._lock:
+            self.current += 1
+            return self.current
+
+
+STEPS = Steps()
+
+
+class OpCall:
+    """One call of one op, from before it runs until its gradients have flowed.
+
+    `result` is set once the op has run, `error` if it raised instead. `step` is the training step (op_tools.step()).
+    """
+
+    __slots__ = ("args", "error", "func", "id", "kwargs", "name", "result", "step", "where")
+
+    def __init__(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        where: Where,
+        step: int,
+    ) -> None:
+        self.id = next(ids)
+        self.name = name
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.where = where
+        self.step = step
+
+    def without_tensors(self) -> OpCall:
+        """The same call with its arguments and result let go: what may be kept until backward."""
+        kept = OpCall.__new__(OpCall)
+        kept.id, kept.name, kept.func, kept.step, kept.where = self.id, self.name, self.func, self.step, self.where
+        kept.args, kept.kwargs, kept.result, kept.error = (), {}, None, None
+        return kept
+
+    def __repr__(self) -> str:
+        return f"<OpCall {self.id} {self.name} at {self.where.line()}>"

@@ -1,0 +1,184 @@
+"""The way of one call through the tools: OpCall → before → the op → after; and of its gradients, when they flow."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+
+from op_tools.core import gradients, left_alone, where
+from op_tools.core.call import STEPS, OpCall
+from op_tools.core.guard import guarded, report
+from op_tools.core.modes import dispatch_modes, with_modes_aside
+from op_tools.core.plan import Plan
+from op_tools.core.watcher import AnyWatcher
+from op_tools.output import messages
+
+_FAILED = object()  # in place of the state of a tool whose `before` failed
+
+
+def through_tools(
+    plans: dict[Any, Plan | None],
+    plan: Plan,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """One call on its way to the tools that are concerned."""
+    place = left_alone.place_of(args)
+    if kwargs and place is not left_alone.DEVICE:
+        place = left_alone.place_of(kwargs.values()) or place
+    if place is left_alone.CPU and not plan.moves:
+        return func(*args, **kwargs)
+    strange = left_alone.reason(place)
+    if strange is not None:
+        messages.say_once("left alone", strange, text=f"op_tools leaves {plan.name} and the like alone: {strange}")
+        return func(*args, **kwargs)
+    if not plan.announced and place is left_alone.DEVICE and not plan.announce():
+        plans[plan.key] = None
+    if not plan.watchers and not plan.changers:
+        return func(*args, **kwargs)
+    return _call(plan, func, args, kwargs, place is left_alone.DEVICE)
+
+
+def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> Any:
+    """The way of one call: before, the op itself, after, and the hooks for its gradients."""
+    watchers, changers = plan.watchers, plan.changers
+    if plan.conditional:
+        watchers = [tool for tool in watchers if _condition_holds(tool, plan.name, args, kwargs)]
+        changers = [tool for tool in changers if _condition_holds(tool, plan.name, args, kwargs)]
+        if not watchers and not changers:
+            return func(*args, **kwargs)
+    call = OpCall(plan.name, func, args, kwargs, where.here(4, plan.print_stack), STEPS.current)
+    edges = None
+    if plan.watches_gradients and torch.is_grad_enabled():
+        edges = gradients.edges_of_inputs(args, kwargs)
+    # function modes are off already where one of them has called us
+    aside = with_modes_aside if plan.inside_mode or dispatch_modes() else None
+    states = _before(watchers, call) if aside is None else aside(_before, watchers, call)
+    try:
+        result = call.result = _changed(changers, call) if changers else func(*args, **kwargs)
+    except BaseException as error:
+        if type(error).__name__ == "_StopRecomputationError":
+            raise  # how checkpointing ends the recomputation of a layer once it has what it needs
+        call.error = error
+        (aside or _directly)(_failed, watchers, call, states)
+        raise
+    # a factory such as torch.ones has no tensors among its arguments: only the result shows where it is
+    if not on_device:
+        if left_alone.place_of((result,)) is not left_alone.DEVICE:
+            return result
+        if not plan.announced:
+            plan.announce()
+    if aside is None:
+        _after(watchers, call, states, edges)
+    else:
+        aside(_after, watchers, call, states, edges)
+    return result
+
+
+def _directly(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _before(watchers: list[AnyWatcher], call: OpCall) -> list[Any]:
+    states = []
+    for tool in watchers:
+        try:
+            states.append(tool.before(call))
+        except Exception as error:  # noqa: BLE001  a tool's own failure never ends the user's run
+            report(tool, call, error)
+            states.append(_FAILED)
+    return states
+
+
+def _failed(watchers: list[AnyWatcher], call: OpCall, states: list[Any]) -> None:
+    for tool, state in zip(reversed(watchers), reversed(states)):
+        if state is not _FAILED:
+            guarded(tool, call, tool.failed, call, state)
+
+
+def _after(watchers: list[AnyWatcher], call: OpCall, states: list[Any], edges: gradients.Edges | None) -> None:
+    """`after` in the reverse order of `before`; then the hooks for the gradients of tools that wait for them."""
+    listening = []
+    tells_nodes = False
+    spans: tuple[Any, ...] = ()
+    for index in range(len(watchers) - 1, -1, -1):
+        tool = watchers[index]
+        if states[index] is _FAILED:
+            continue
+        try:
+            kept = tool.after(call, states[index])
+        except Exception as error:  # noqa: BLE001  see above
+            report(tool, call, error)
+            continue
+        if edges is not None and kept is not None and tool.watches_gradients:
+            if type(kept) is gradients.native_span:
+                spans = (*spans, kept)
+            else:
+                listening.append((tool, kept))
+                tells_nodes = tells_nodes or tool.times_gradients
+    if edges is None or not (listening or spans):
+        return
+    listener = _Listener(call.without_tensors(), listening) if listening else None
+    try:
+        edges.watch(call.result, listener, tells_nodes, spans)
+    except Exception as error:  # noqa: BLE001  see above
+        report(watchers[0], call, error)
+
+
+def _changed(changers: list[AnyWatcher], call: OpCall) -> Any:
+    """Runs the op by way of the tools that change how it runs; the one started last is the closest to the op."""
+    proceed: Callable[..., Any] = call.func
+    for tool in reversed(changers):
+        proceed = _through_changer(tool, call, proceed)
+    return proceed(*call.args, **call.kwargs)
+
+
+def _through_changer(tool: AnyWatcher, call: OpCall, proceed: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: tool.run(call, proceed, args, kwargs)
+
+
+def _condition_holds(tool: AnyWatcher, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if tool.condition is None:
+        return True
+    try:
+        holds = bool(tool.condition(*args, **kwargs))
+    except Exception as error:  # noqa: BLE001  the user's own function: the run goes on without the feature
+        messages.complain_once(
+            "condition", tool.hook, name, text=f"the condition for {tool.hook} on {name} raised {error!r}: not applied"
+        )
+        return False
+    if tool.verbose >= 1:
+        verb = "apply" if holds else "skip"
+        messages.say_once(verb, tool.hook, name, text=f"{verb} {tool.hook} on {name}")
+    return holds
+
+
+class _Listener:
+    """Hands what the hooks in backward see to the tools."""
+
+    __slots__ = ("_call", "_tools")
+
+    def __init__(self, call: OpCall, tools: list[tuple[AnyWatcher, Any]]) -> None:
+        self._call = call
+        self._tools = tools
+
+    def begins(self) -> None:
+        for tool, state in self._tools:
+            if tool.times_gradients and tool.active:
+                guarded(tool, self._call, tool.begins, self._call, state)
+
+    def ends(self) -> None:
+        for tool, state in self._tools:
+            if tool.times_gradients and tool.active:
+                guarded(tool, self._call, tool.ends, self._call, state)
+
+    def received(self, inputs: list[torch.Tensor | None], outputs: list[torch.Tensor | None]) -> None:
+        flowing = gradients.Gradients(inputs, outputs)
+        for tool, state in self._tools:
+            if tool.active:
+                try:
+                    tool.flowed(self._call, state, flowing)
+                except Exception as error:  # noqa: BLE001  see above
+                    report(tool, self._call, error)

@@ -1,0 +1,199 @@
+"""Sees op calls, decides once for each op which tools they concern (plan.py), and sends them on their way (route.py).
+
+A session is one thread's set of started tools. One function mode per session sees every call of torch's API; functions
+that torch does not dispatch are wrapped (third_party.py). An op that no tool wants costs one look-up in a dictionary.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Any, Callable
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from op_tools import native
+from op_tools.core import autograd_functions, dynamo, gradients, optimizers, replays, where
+from op_tools.core.call import STEPS
+from op_tools.core.modes import with_modes_aside
+from op_tools.core.plan import OTHERWISE, Plan
+from op_tools.core.route import through_tools
+from op_tools.core.watcher import AnyWatcher
+from op_tools.ops.catalogue import NO_OPS
+from op_tools.ops.names import op_name
+from op_tools.output import tables
+from op_tools.values import tensors
+
+_local = threading.local()
+_sessions: list[Session] = []
+_MOST_PLANS = 10_000  # distinct functions that are remembered; classes made in a loop must not fill the memory
+
+
+def this_threads_session() -> Session:
+    """The session of the calling thread."""
+    session: Session | None = getattr(_local, "session", None)
+    if session is None:
+        session = _local.session = Session()
+        _sessions.append(session)
+    return session
+
+
+def step() -> int:
+    """Marks the beginning of the next training step, for tools limited to some steps and for reports by step."""
+    number = STEPS.advance()
+    for session in list(_sessions):
+        session.step_began(number)
+    return number
+
+
+class Session:
+    """The tools that one thread has started, in order."""
+
+    def __init__(self) -> None:
+        self._tools: list[AnyWatcher] = []
+        self._mode: Mode | None = None
+        self.plans: dict[Any, Plan | None] = {}
+
+    def add(self, tool: AnyWatcher) -> None:
+        if tool.watches_gradients:
+            helper = native.library()
+            for module in (gradients, where, tensors, tables):
+                module.choose_way(helper)
+        self._tools.append(tool)
+        self._refresh()
+
+    def remove(self, tool: AnyWatcher) -> None:
+        if tool in self._tools:
+            self._tools.remove(tool)
+        self._refresh()
+
+    def step_began(self, number: int) -> None:
+        for tool in self._tools:
+            with_modes_aside(tool.step_began, number)
+        if any(tool.steps is not None for tool in self._tools):
+            self._refresh()
+
+    def stop_all(self) -> None:
+        for tool in reversed(self._tools[:]):
+            tool.stop()
+
+    def abandon(self) -> None:
+        """In a forked child: the parent's tools, files and threads are not ours."""
+        for tool in self._tools:
+            tool.abandon()
+        self._tools.clear()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.plans.clear()
+        awake = bool(self._awake())
+        if awake and self._mode is None:
+            self._mode = Mode(self)
+            _put_under_the_stack(self._mode)
+            autograd_functions.watch(self, Mode)
+            optimizers.quiet(self, Mode)
+            replays.watch(self)
+        elif not awake and self._mode is not None:
+            mode, self._mode = self._mode, None
+            autograd_functions.leave(self)
+            optimizers.loud(self)
+            replays.leave(self)
+            _take_off_the_stack(mode)
+
+    def _awake(self) -> list[AnyWatcher]:
+        return [tool for tool in self._tools if tool.steps is None or STEPS.current in tool.steps]
+
+    def decide(self, func: Any, name: str | None = None, inside_mode: bool = False) -> Plan | None:
+        """What to do about calls of `func`: None is nothing. `inside_mode`: ops that it calls are seen, too."""
+        if len(self.plans) > _MOST_PLANS:
+            self.plans.clear()
+        name = name or op_name(func)
+        plan = None if NO_OPS.fullmatch(name) else Plan(func, name, self._awake(), inside_mode)
+        self.plans[func] = plan
+        return plan
+
+
+_UNDECIDED = object()
+
+
+class Mode(TorchFunctionMode):
+    """Hands every call of torch's API to the session's tools."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._plans = session.plans
+
+    @dynamo.hidden
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if dynamo.is_tracing():
+            return func(*args, **(kwargs or {}))
+        plan: Any = self._plans.get(func, _UNDECIDED)
+        if plan is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if plan is _UNDECIDED:
+            if func in autograd_functions.RUN_BACKWARD:
+                with autograd_functions.backward_seen_by(self):
+                    return func(*args, **(kwargs or {}))
+            plan = self._session.decide(func)
+            if plan is None:
+                return func(*args, **(kwargs or {}))
+        if plan.shortcut is not None:
+            result = plan.shortcut(func, args, kwargs or {})
+            if result is not OTHERWISE:
+                return result
+        return through_tools(self._plans, plan, func, args, kwargs or {})
+
+    def function_applied(self, function: type, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """A call of an autograd.Function. Ops in its forward are seen, too: it may be a whole checkpointed layer."""
+        plan: Any = self._plans.get(function, _UNDECIDED)
+        if plan is _UNDECIDED:
+            plan = self._session.decide(function, f"{function.__module__}.{function.__qualname__}.apply", True)
+        if plan is None or dynamo.is_tracing():
+            return run(*args, **kwargs)
+        return through_tools(self._plans, plan, run, args, kwargs)
+
+
+def _put_under_the_stack(mode: Mode) -> None:
+    """Under the modes that are in use: each of them is taken off from the top when its `with` ends, whatever is there.
+
+    Only the default device, which torch itself keeps at the bottom, stays below ours.
+    """
+    above = _taken_off()
+    default = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    if above and default is not None and above[-1] is default:
+        torch._C._push_on_torch_function_stack(above.pop())
+    _put_on([mode, *reversed(above)])
+
+
+def _take_off_the_stack(mode: Mode) -> None:
+    _put_on([other for other in reversed(_taken_off()) if other is not mode])
+
+
+def _taken_off() -> list[Any]:
+    """Every mode, the topmost first."""
+    return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+
+
+def _put_on(modes: list[Any]) -> None:
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
+
+
+def stop_everything() -> None:
+    """Stops every tool of every thread, at the end of the program."""
+    for session in list(_sessions):
+        session.stop_all()
+
+
+def _abandon_everything() -> None:
+    for session in list(_sessions):
+        session.abandon()
+
+
+atexit.register(stop_everything)
+os.register_at_fork(after_in_child=_abandon_everything)

@@ -1,0 +1,201 @@
+"""Where in the user's program an op is called: the source line, and the nn.Module whose forward it is in.
+
+Both are asked for at every call, so they are only noted there (a code object, an instruction, a module) and put into
+words when somebody wants to read them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any, Callable
+
+import torch
+from torch.nn import Module
+
+_OWN_FOLDERS = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    *(
+        os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "ditorch", part) + os.sep
+        for part in ("autoload", "redirect", "sim")
+    ),
+)
+_is_users_file: dict[str, bool] = {}
+# the function that runs a module's forward; its local `self` is the module
+_CALLS_FORWARD = Module._call_impl.__code__
+
+# by the id of its code object and the instruction: that code object, and the line in words
+_lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
+_MOST_LINES = 20_000
+
+# id of a module: the module, and its path from the outermost module that was running when it was first seen
+_paths: dict[int, tuple[weakref.ref[Module], str]] = {}
+
+
+class Where:
+    """A place in the user's program; cheap to make, put into words on demand.
+
+    `module` is the path of the nn.Module whose forward this is in, such as `layers.3.self_attn.q_proj`; "" if in none.
+    `stack` is the whole Python stack, where OP_TOOLS_PRINT_STACK asks for it.
+    """
+
+    __slots__ = ("_code", "_instruction", "module", "stack")
+
+    def __init__(self, code: CodeType | None, instruction: int, module: str, stack: str | None) -> None:
+        self._code = code
+        self._instruction = instruction
+        self.module = module
+        self.stack = stack
+
+    def line(self) -> str:
+        """`path/norm.py:26 manual_rms_norm: return weight * my_input`."""
+        if self._code is None:
+            return "<unknown>"
+        key = (id(self._code), self._instruction)
+        known = _lines.get(key)
+        if known is None or known[0] is not self._code:
+            file, number = self._code.co_filename, self.line_number()
+            text = f"{file}:{number} {self._code.co_name}: {linecache.getline(file, number).strip()}"
+            if len(_lines) >= _MOST_LINES:
+                _lines.clear()
+            known = _lines[key] = (self._code, text)
+        return known[1]
+
+    def file(self) -> str:
+        """The source file."""
+        return self._code.co_filename if self._code is not None else "<unknown>"
+
+    def line_number(self) -> int:
+        """The line in the file."""
+        if self._code is None:
+            return 0
+        number = self._code.co_firstlineno
+        for start, end, line in _lines_of(self._code):
+            if start <= self._instruction < end and line is not None:
+                number = line
+        return number
+
+
+def _lines_of(code: CodeType) -> list[tuple[int, int, int | None]]:
+    if hasattr(code, "co_lines"):
+        return list(code.co_lines())
+    import dis  # Python 3.9
+
+    starts = list(dis.findlinestarts(code))
+    ends = [offset for offset, _ in starts[1:]] + [len(code.co_code)]
+    return [(offset, end, line) for (offset, line), end in zip(starts, ends)]
+
+
+class RecordedWhere(Where):
+    """A place that was put into words earlier, by the run that a capture comes from."""
+
+    __slots__ = ("_line",)
+
+    def __init__(self, line: str, path: str) -> None:
+        super().__init__(None, 0, path, None)
+        self._line = line
+
+    def line(self) -> str:
+        return self._line
+
+
+NOWHERE = Where(None, 0, "", None)
+_pretended: list[Where] = []
+
+
+@contextmanager
+def pretended(where: Where) -> Iterator[None]:
+    """While a captured call is run again, its place is the one in the user's program, not ours."""
+    _pretended.append(where)
+    try:
+        yield
+    finally:
+        _pretended.pop()
+
+
+_find_frame: Callable[[dict[str, bool], CodeType], tuple[CodeType, int, Any] | None] | None = None
+
+
+def choose_way(helper: Any) -> None:
+    """With the C++ helper, or without (None)."""
+    global _find_frame
+    _find_frame = None if helper is None else helper.find_frame
+
+
+def for_helper() -> tuple[Any, ...]:
+    """What the C++ helper needs to find a place and to have it put into words."""
+    return _is_users_file, _CALLS_FORWARD, words, _paths, _pretended
+
+
+def words(code: CodeType, instruction: int, module: Any) -> tuple[str, str]:
+    """The line and the module, for the helper."""
+    where = Where(code, instruction, "" if module is None else _path_of_module(module), None)
+    return where.line(), where.module
+
+
+def here(depth: int, with_stack: bool = False) -> Where:
+    """The user's code that is running: the first frame above `depth` that is neither torch's nor ours."""
+    if _pretended:
+        return _pretended[-1]
+    found = None if _find_frame is None or with_stack else _find_frame(_is_users_file, _CALLS_FORWARD)
+    if found is not None:
+        return Where(found[0], found[1], "" if found[2] is None else _path_of_module(found[2]), None)
+    try:
+        # C++ begins with our own frames: it must know their files
+        frame: FrameType | None = sys._getframe(depth if _find_frame is None else 0)
+    except ValueError:
+        return NOWHERE
+    users = _is_users_file
+    module: Any = None
+    while frame is not None:
+        code = frame.f_code
+        users_own = users.get(code.co_filename)
+        if users_own is None:
+            users_own = users[code.co_filename] = not code.co_filename.startswith(_OWN_FOLDERS)
+        if users_own:
+            break
+        if module is None and code is _CALLS_FORWARD:
+            module = frame.f_locals.get("self")
+        frame = frame.f_back
+    if frame is None:
+        return NOWHERE
+    path = _path_of_module(module) if module is not None else _path_of_frame(frame)
+    stack = "".join(traceback.format_stack(frame)) if with_stack else None
+    return Where(frame.f_code, frame.f_lasti, path, stack)
+
+
+def _path_of_frame(frame: FrameType) -> str:
+    """The module whose forward a frame of user code is in, which may be a few calls further up."""
+    above: FrameType | None = frame.f_back
+    while above is not None:
+        if above.f_code is _CALLS_FORWARD:
+            return _path_of_module(above.f_locals.get("self"))
+        above = above.f_back
+    return ""
+
+
+def _path_of_module(module: Any) -> str:
+    known = _paths.get(id(module))
+    if known is not None and known[0]() is module:
+        return known[1]
+    root = module
+    above: FrameType | None = sys._getframe()
+    while above is not None:
+        if above.f_code is _CALLS_FORWARD:
+            root = above.f_locals.get("self", root)
+        above = above.f_back
+    if not isinstance(root, Module) or not isinstance(module, Module):
+        return ""
+    for name, part in root.named_modules():
+        _paths[id(part)] = (weakref.ref(part), name or type(part).__name__)
+    # a module that its parent does not list, such as one kept in a plain list
+    if id(module) not in _paths or _paths[id(module)][0]() is not module:
+        _paths[id(module)] = (weakref.ref(module), type(module).__name__)
+    return _paths[id(module)][1]

@@ -1,0 +1,1 @@
+"""Work on a device: events, copies, kernels of our own."""

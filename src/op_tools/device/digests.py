@@ -1,0 +1,144 @@
+"""Digests of tensors where they lie, by kernels of our own that read each tensor once.
+
+A kernel runs at the call, on the stream of the call: so it sees the tensors as they are then, and nothing of them is
+kept. The digests gather on the device and are fetched now and then, finished. There is one kernel for CUDA, and one for
+devices that keep their tensors in the host's memory.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import cache, partial
+from typing import Any, Callable, Protocol
+
+import torch
+from torch import Tensor
+
+from op_tools.device import digest, digests_host
+from op_tools.device.chunks import KINDS, Chunk, chunks, plain
+from op_tools.device.compiled import CompileError, is_cuda, is_right
+from op_tools.device.digests_cuda import CudaDigests
+from op_tools.device.events import OnTheWay, stream_of
+from op_tools.device.staging import staged_as
+from op_tools.output.writer import Writer
+
+_LINES = 4096  # that gather on the device
+_LONGEST = 0.25  # seconds until they are fetched, so that little is lost when the program dies
+
+Label = Any
+# what was kept with the tensors, and which of the call's they are; a line for each: in the writer's thread
+Receiver = Callable[[list[tuple[Label, list[int]]], Tensor], None]
+
+
+class _Kernel(Protocol):
+    def write(self, tensors: list[Tensor], chunk: Chunk, addresses: bytes | None, lines: Tensor, first: int) -> None:
+        """Puts the digests of the chunk's tensors into lines, from the first on."""
+
+
+def _kernel(device: torch.device, weights: digest.Weights) -> _Kernel:
+    return CudaDigests(device, weights) if is_cuda(device) else digests_host.HostDigests()
+
+
+class Stage:
+    """Digests tensors of one device as they come in one stream."""
+
+    def __init__(self, device: torch.device, writer: Writer, weights: digest.Weights, receive: Receiver) -> None:
+        self._writer = writer
+        self._receive = receive
+        self._device = device
+        self._in_its_stream = stream_of(device)
+        self._kernel = _kernel(device, weights)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lines = torch.empty(_LINES, digest.LINE, dtype=torch.int64, device=self._device)
+        self._used = 0
+        self._labels: list[tuple[Label, list[int]]] = []
+        self._due = time.monotonic() + _LONGEST
+
+    def add(self, tensors: list[Tensor], chunk: Chunk, label: Label, addresses: bytes | None = None) -> None:
+        """Digests the chunk's tensors as they are now. `addresses`: of all tensors, where that is known."""
+        count = len(chunk.numbers)
+        if self._used + count > _LINES or time.monotonic() > self._due:
+            self.flush()
+        self._kernel.write(tensors, chunk, addresses, self._lines, self._used)
+        self._used += count
+        self._labels.append((label, chunk.numbers))
+
+    def flush(self, to_the_end: bool = True) -> None:
+        """Has all digests fetched and handed over."""
+        if self._used:
+            on_the_way = OnTheWay()
+            with self._in_its_stream():
+                lines = on_the_way.add(self._lines[: self._used])
+                on_the_way.mark(self._device)
+                labels = self._labels
+                self._begin()
+            self._writer.add(partial(self._read, labels, lines, on_the_way))
+
+    def _read(self, labels: list[tuple[Label, list[int]]], lines: Tensor, on_the_way: OnTheWay) -> None:
+        """In the writer's thread."""
+        on_the_way.wait()
+        self._receive(labels, lines)
+
+
+# ---- whether it can be used ----------------------------------------------------------------------------------------
+
+
+def can_digest(device: torch.device) -> bool:
+    """Whether there is a kernel for this device, and it agrees with torch on a few tensors."""
+    return (is_cuda(device) or digests_host.reaches(device)) and _is_right(device)
+
+
+@cache
+def _is_right(device: torch.device) -> bool:
+    return is_right(device, _try_out, "OpCapture takes torch's kernels for statistics, more slowly")
+
+
+def _try_out(device: torch.device) -> None:
+    weights = digest.Weights()
+    samples = _samples()
+    placed = [sample.to(device) for sample in samples]
+    found: list[Tensor] = []
+    writer = Writer("OpCapture")
+    stage = Stage(device, writer, weights, lambda labels, lines: found.append(lines))
+    with torch.no_grad():
+        for chunk in chunks(placed, range(len(placed))):
+            stage.add(placed, chunk, None)
+    stage.flush()
+    writer.close()
+    for sample, line in zip(samples, torch.cat(found)):
+        right = _expected(sample, weights)
+        numbers = (line[4:].view(torch.float64), right[4:].view(torch.float64))
+        if not torch.equal(line[:4], right[:4]) or not torch.allclose(*numbers, rtol=1e-5, atol=1e-5, equal_nan=True):
+            raise CompileError(f"ours gives other numbers for {sample.dtype}")
+
+
+def _samples() -> list[Tensor]:
+    """One of each dtype, with ends, NaN and infinities in them; made without random numbers."""
+    places = torch.arange(40_000, dtype=torch.float64, device="cpu")
+    waves = places.sin() * 100
+    bad = waves.float()
+    bad[[3, 700, 39_999]] = torch.tensor([math.nan, math.inf, -math.inf], device="cpu")
+    dtypes = [dtype for dtype in KINDS if dtype not in (torch.uint8, torch.bool)]
+    some = [waves[:1300].to(dtype) for dtype in dtypes]
+    some += [waves[:1300].abs().to(torch.uint8), waves[:1300] > 0, waves[:0], waves[:600].to(torch.complex64)]
+    return [*some, bad, bad.half(), bad.bfloat16(), waves[:33_000], waves.float().repeat(2), waves[:500].float()[::2]]
+
+
+def _expected(tensor: Tensor, weights: digest.Weights) -> Tensor:
+    """A line, as torch has it on the CPU."""
+    dtype = staged_as(tensor)
+    assert dtype is not None
+    flat = plain(tensor, dtype).reshape(-1)
+    width = digest.width(len(flat))
+    count = -(-len(flat) // width)
+    rows = flat.new_zeros(count * width)
+    rows[: len(flat)] = flat
+    lengths = torch.full((count,), width, device="cpu")
+    lengths[count - 1 :] = len(flat) - (count - 1) * width
+    columns = weights.of_columns(flat.device, torch.float64 if dtype is torch.int64 else flat.dtype, width)
+    found, bad = digest.of_difficult_rows(rows.view(count, width), lengths, columns)
+    sums = digest.sums(found, bad, [len(flat)], [count], weights)
+    return digest.lines(sums)[0]

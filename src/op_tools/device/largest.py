@@ -1,0 +1,128 @@
+"""The largest absolute values of many tensors on CUDA, by a kernel of our own that reads them where they lie."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from op_tools import native
+from op_tools.device.compiled import CompileError, Kernel, check_launch, is_cuda, is_right, kernel
+from op_tools.device.events import marker_of
+from op_tools.values.tensors import is_dense, with_memory
+
+# as in largest.cu
+_THREADS = 256
+_PIECE = 16_384
+_MOST = 200
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+_HEAD = struct.Struct("<QQ")
+_ITEM = struct.Struct("<QQ")
+_BLOCKS_AT = _HEAD.size + _MOST * _ITEM.size
+_TABLE_SIZE = _BLOCKS_AT + 4 * _MOST
+
+# items, first blocks, how many blocks: as they stand in the table
+Places = tuple[bytes, bytes, int]
+
+
+def values(tensors: list[Tensor]) -> Tensor:
+    """For each tensor, a float that nobody has read from the device yet. All are on one device, of dtypes above."""
+    device = tensors[0].device
+    marker = marker_of(device)
+    stream = 0 if marker is None else marker.stream()
+    found = torch.zeros(len(tensors), dtype=torch.float32, device=device)
+    kernel, address = _kernel(device.index), found.data_ptr()
+    for start in range(0, len(tensors), _MOST):
+        some = tensors[start : start + _MOST]
+        if not _launch_in_native(kernel, some, address + 4 * start, stream):
+            _launch(kernel, some, address + 4 * start, stream)
+    return found
+
+
+def _launch_in_native(kernel: Kernel, tensors: list[Tensor], found: int, stream: int) -> bool:
+    """In C++, where that is there. False where it is not, and where a tensor has gaps or lies nowhere."""
+    find = getattr(native.library(), "find_largest", None)
+    if find is None:
+        return False
+    with kernel.made_current():
+        status: int | None = find(tensors, found, _PIECE, _THREADS, *kernel.launcher, stream)
+    if status is None:
+        return False
+    check_launch(status)
+    return True
+
+
+def _launch(kernel: Kernel, tensors: list[Tensor], found: int, stream: int) -> None:
+    copies: list[Tensor] = []  # that must be there until the launch
+    items, first_blocks, blocks = _places(tensors, copies)
+    table = ctypes.create_string_buffer(_TABLE_SIZE)
+    _HEAD.pack_into(table, 0, found, len(tensors))
+    view = memoryview(table).cast("B")
+    view[_HEAD.size : _HEAD.size + len(items)] = items
+    view[_BLOCKS_AT : _BLOCKS_AT + len(first_blocks)] = first_blocks
+    argument = (ctypes.c_void_p * 1)(ctypes.addressof(table))
+    kernel.launch(blocks, _THREADS, argument, stream)
+
+
+def _places(tensors: list[Tensor], copies: list[Tensor]) -> Places:
+    items, first_blocks, blocks = [], [], 0
+    for tensor in tensors:
+        dense = with_memory(tensor.detach())
+        if not is_dense(dense):
+            dense = dense.contiguous()
+        if dense.data_ptr() != tensor.data_ptr():
+            copies.append(dense)
+        items.append(_ITEM.pack(dense.data_ptr(), dense.numel() * 4 + _KINDS[dense.dtype]))
+        first_blocks.append(blocks)
+        blocks += max(1, -(-dense.numel() // _PIECE))
+    return b"".join(items), struct.pack(f"<{len(first_blocks)}L", *first_blocks), blocks
+
+
+# ---- whether it can be used ----------------------------------------------------------------------------------------
+
+
+def _kernel(device: int) -> Kernel:
+    return kernel(Path(__file__).with_name("largest.cu"), "largest_of_tensors", device)
+
+
+@cache
+def can_find(device: torch.device) -> bool:
+    """Whether the kernel is there for this device, and right about a few tensors."""
+    return is_cuda(device) and is_right(device, _try_out, "OpOverflowCheck takes torch's kernels, a bit slower")
+
+
+def _try_out(device: torch.device) -> None:
+    samples = [sample.to(device) for sample in _samples()]
+    if not _are_right(samples, values(samples).tolist()):
+        raise CompileError("ours gives other numbers")
+
+
+def _samples() -> list[Tensor]:
+    """Of each dtype: finite numbers, an infinity, a NaN; small, and of several pieces."""
+    places = torch.arange(40_000, dtype=torch.float64, device="cpu")
+    some = []
+    for dtype in _KINDS:
+        for size in (1, 3, 1000, 40_000):
+            finite = ((places[:size] * 0.37).sin() * 90 - 7).to(dtype)
+            some.append(finite)
+            for bad in (math.inf, -math.inf, math.nan):
+                spoiled = finite.clone()
+                spoiled[size // 2] = bad
+                some.append(spoiled)
+    huge = torch.tensor([1e300, -2.0], dtype=torch.float64, device="cpu")
+    return [*some, huge, huge.new_zeros(5), places[:64].float().view(8, 8).t(), places[:64].float()[::2]]
+
+
+def _are_right(samples: list[Tensor], found: list[float]) -> bool:
+    most = torch.finfo(torch.float32).max
+    for sample, value in zip(samples, found):
+        right = sample.abs().max().item()  # NaN where there is one
+        right = min(right, most) if math.isfinite(right) else right
+        if not math.isclose(value, right, rel_tol=1e-6) and not (math.isnan(value) and math.isnan(right)):
+            return False
+    return True

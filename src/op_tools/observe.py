@@ -1,0 +1,33 @@
+"""OpObserve: prints the arguments and results of every op call."""
+
+from __future__ import annotations
+
+from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
+from op_tools.core.tool import Tool
+from op_tools.output import messages, tables
+
+
+class OpObserve(Tool[tables.Described, str]):
+    """Prints the arguments and results of every op call, and the gradients that flow through it."""
+
+    hook = "OpObserveHook"
+    prefix = "OP_OBSERVE"
+    feature = "dump_op_args"
+    watches_gradients = True
+
+    def before(self, call: OpCall) -> tables.Described:
+        # as they are before the call: an in-place op changes what requires_grad says
+        return tables.inputs(call)
+
+    def after(self, call: OpCall, state: tables.Described) -> str:
+        above = f"\n\n\n{tables.heading(call)}\n"
+        messages.say_lines(tables.arguments_table(call, state, above, "\n\n"))
+        return above
+
+    def failed(self, call: OpCall, state: tables.Described) -> None:
+        above, below = f"\n\n\n{tables.heading(call)}\n", f"\nraised {call.error!r}\n\n"
+        messages.say_lines(tables.arguments_table(call, state, above, below))
+
+    def flowed(self, call: OpCall, state: str, gradients: Gradients) -> None:
+        messages.say_lines(tables.gradients_table(call.name, gradients.outputs, gradients.inputs, state, "\n\n"))

@@ -1,1 +1,0 @@
-"""Work on captures, away from the run that they come from."""

@@ -1,0 +1,52 @@
+"""What torch.autocast is doing now, and which dtype it gives an op on accelerators."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.values import trees
+
+_BY_DEVICE = hasattr(torch, "get_autocast_dtype")  # torch 2.4
+
+# autocast touches tensors of these dtypes
+ELIGIBLE = (torch.float32, torch.float16, torch.bfloat16)
+
+is_any_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+def active_dtype(device_type: str) -> torch.dtype | None:
+    """The low precision of the autocast that is on for this device; None where none is."""
+    if not is_any_enabled():
+        return None
+    if _BY_DEVICE:
+        return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    if device_type == "cpu":
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+
+
+def active_device_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The kind of device that a call runs on, if autocast is on for it."""
+    if not is_any_enabled():
+        return None
+    for tensor in trees.tensors((args, kwargs)):
+        device_type = tensor.device.type
+        return device_type if active_dtype(device_type) is not None else None
+    return None
+
+
+def chosen_dtype(name: str, device_type: str) -> torch.dtype | None:
+    """The dtype that autocast gives an op; None where it leaves the choice to the arguments, or is off."""
+    active = active_dtype(device_type)
+    return None if active is None else dtype_by_policy(name, active)
+
+
+def dtype_by_policy(name: str, active: torch.dtype) -> torch.dtype | None:
+    """The same, where autocast is on with this low precision. The policy is torch's for CUDA."""
+    if catalogue.has(name, Trait.AUTOCAST_LOW):
+        return active
+    return torch.float32 if catalogue.has(name, Trait.AUTOCAST_FLOAT32) else None

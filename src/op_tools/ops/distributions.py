@@ -1,0 +1,59 @@
+"""What the numbers that a random op draws should be like, told from its arguments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, NamedTuple
+
+
+class Draws(NamedTuple):
+    """What random numbers should be like."""
+
+    mean: float
+    deviation: float
+    low: float = -math.inf
+    high: float = math.inf
+
+
+# from the positional arguments, without the tensor that a method fills, and those by name
+Describe = Callable[[tuple[Any, ...], dict[str, Any]], Draws]
+
+
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
+    """An argument that may be given by position or by name."""
+    return args[position] if len(args) > position else kwargs.get(name, default)
+
+
+def standard_uniform(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
+    return Draws(0.5, math.sqrt(1 / 12), 0.0, 1.0)
+
+
+def standard_normal(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
+    return Draws(0.0, 1.0)
+
+
+def uniform(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
+    low = float(argument(values, kwargs, 0, "from", kwargs.get("a", 0.0)))
+    high = float(argument(values, kwargs, 1, "to", kwargs.get("b", 1.0)))
+    return Draws((low + high) / 2, (high - low) / math.sqrt(12), low, high)
+
+
+def normal(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
+    return Draws(float(argument(values, kwargs, 0, "mean", 0.0)), abs(float(argument(values, kwargs, 1, "std", 1.0))))
+
+
+def bernoulli(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
+    share = float(argument(values, kwargs, 0, "p", 0.5))
+    return Draws(share, math.sqrt(share * (1 - share)), 0.0, 1.0)
+
+
+def exponential(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
+    rate = float(argument(values, kwargs, 0, "lambd", 1.0))
+    return Draws(1 / rate, 1 / rate, 0.0)
+
+
+def randint(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
+    numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    high = float(kwargs.get("high", numbers[-1] if numbers else 1))
+    low = float(kwargs.get("low", numbers[0] if len(numbers) > 1 else 0))
+    return Draws((low + high - 1) / 2, math.sqrt(((high - low) ** 2 - 1) / 12), low, high - 1)

@@ -1,0 +1,91 @@
+"""From the name of an op to the function."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import sys
+from typing import Any
+
+import torch
+from torch.overrides import get_overridable_functions, resolve_name
+
+from op_tools.errors import UnknownOpError
+from op_tools.ops.catalogue import NO_OPS
+
+# registered ops that reach beyond the tensors they are given
+_REACHES_FILES = ("torch.from_file", "aten.from_file", "torch.Tensor.share_memory_", "torch.load", "torch.save")
+
+
+def look_up(name: str) -> tuple[Any, str, Any]:
+    """Any function by its full name: where it is kept, under which attribute, and the function. May import modules."""
+    path = name.split(".")
+    for length in range(len(path) - 1, 0, -1):
+        owner: Any = sys.modules.get(".".join(path[:length])) or _imported(".".join(path[:length]))
+        if owner is None:
+            continue
+        try:
+            for part in path[length:-1]:
+                owner = getattr(owner, part)
+            return owner, path[-1], getattr(owner, path[-1])
+        except AttributeError:
+            continue
+    registered = _registered(name)
+    if registered is not None:
+        return None, "", registered
+    raise UnknownOpError(f"there is no op {name!r}{_suggestion(name)}")
+
+
+def torch_op(name: str, trusted: tuple[str, ...] = ()) -> Any:
+    """An op of torch, or one that is registered with it, by a name that was read from a file.
+
+    A name in a file must not be able to run any code: functions of other packages are found only below `trusted` ones.
+    """
+    if any(name.startswith(f"{package}.") for package in trusted):
+        return look_up(name)[2]
+    function = None
+    if name not in _REACHES_FILES and not NO_OPS.fullmatch(name):
+        function = _torchs_own().get(name) or _registered(name)
+        if function is None and name.startswith("torch.") and name.count(".") == 1:
+            # factories and the ops of optimizers: torch.full, torch._foreach_add_
+            function = getattr(torch._C._VariableFunctions, name.partition(".")[2], None)
+    if function is None:
+        raise UnknownOpError(
+            f"{name!r} is no op of torch, so a file may not name it. If it is one of your own, say so: --trust "
+            f"{name.partition('.')[0]}"
+        )
+    return function
+
+
+@functools.lru_cache(maxsize=1)
+def _torchs_own() -> dict[str, Any]:
+    functions = [function for group in get_overridable_functions().values() for function in group]
+    return {str(resolve_name(function)): function for function in functions}
+
+
+def _registered(name: str) -> Any:
+    """An op of the dispatcher: `aten.mm`, `aten.mm.default`, `my_library.my_op`."""
+    name = name.replace("::", ".")
+    namespace, _, rest = name.removeprefix("torch.ops.").partition(".")
+    packet_name, _, overload = rest.partition(".")
+    if not packet_name or namespace == "torch":
+        return None
+    has_kernel = getattr(torch._C, "_dispatch_has_kernel", lambda _: True)
+    packet = getattr(getattr(torch.ops, namespace), packet_name, None)
+    if packet is None or not any(has_kernel(getattr(packet, each).name()) for each in packet.overloads()):
+        return None
+    return getattr(packet, overload, None) if overload else packet
+
+
+def _imported(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def _suggestion(name: str) -> str:
+    close = difflib.get_close_matches(name, _torchs_own(), n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else "."
+    return f"{hint} Names are full: torch.Tensor.add, torch.nn.functional.linear, my_package.my_function"

@@ -1,0 +1,45 @@
+"""What ops are called: from a function to its full name, and from a full name to the forms that facts are kept by."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from torch.overrides import resolve_name
+
+_HOMES = re.compile(r"torch\.(?:Tensor|nn\.functional|functional|_C\._nn|_VF)\.|torch\.(?:ops\.)?|(?=aten\.)")
+_IN_PLACE_OPERATOR = re.compile(r"__i(?!nvert|nt|ndex|ter)(\w+)__")
+
+
+class OpName(NamedTuple):
+    """A full name in the two forms that facts about ops are kept by (catalogue.py)."""
+
+    base: str  # the op, in whichever form: `add` of torch.Tensor.add_, torch.Tensor.__iadd__ and torch._foreach_add
+    form: str  # this form alone, without its home: `add_`; "" for ops that are not torch's own
+
+
+def op_name(func: Any) -> str:
+    """The full name of an op: what torch.overrides.resolve_name says, or module and name of any other function."""
+    name = resolve_name(func)
+    if name is not None:
+        return str(name)
+    module = getattr(func, "__module__", None) or ""
+    own_name = getattr(func, "__qualname__", None) or getattr(func, "__name__", None) or repr(func)
+    own_name = own_name.removeprefix("_VariableFunctionsClass.")
+    return f"{module}.{own_name}" if module else own_name
+
+
+@lru_cache(maxsize=10_000)
+def normalized(name: str) -> OpName:
+    """The one place where names are taken apart; asked for at every call, so it is cached."""
+    home = _HOMES.match(name)
+    base = name[home.end() :] if home else name
+    if base.startswith("aten."):  # aten.add.Tensor: which overload does not matter
+        base = base.split(".")[1]
+    form = base.rpartition(".")[2] if home else ""
+    operator = _IN_PLACE_OPERATOR.fullmatch(base)
+    if operator:
+        base = operator[1]
+    base = base.removeprefix("_foreach_")
+    return OpName(base[:-1] if base.endswith("_") and not base.endswith("__") else base, form)

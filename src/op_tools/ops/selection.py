@@ -1,0 +1,130 @@
+"""Which ops a tool applies to: lists of names and patterns."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Any, Callable, Union
+
+from op_tools.errors import SettingError
+from op_tools.ops.names import op_name
+from op_tools.output import messages
+
+Ops = Union[str, Callable[..., Any], Iterable[Union[str, Callable[..., Any]]]]
+
+
+class Selection:
+    """Names that are meant, and names that are not. The second list wins; without the first, every op is meant."""
+
+    def __init__(self, ops: list[str] | None, skip: list[str], source: str) -> None:
+        self._only = None if ops is None else _Names(ops, source)
+        self._skip = _Names(skip, source)
+
+    def __contains__(self, name: str) -> bool:
+        return (self._only is None or name in self._only) and name not in self._skip
+
+    def names(self, name: str) -> bool:
+        """True where the list itself means this op, not only because there is no list."""
+        return self._only is not None and name in self
+
+    def spells_out(self, name: str) -> bool:
+        """True where the list holds this very name, not only a pattern that matches it."""
+        return self.names(name) and self._only is not None and self._only.holds(name)
+
+    def unmatched(self) -> list[str]:
+        """Entries of the list that no op had until now: misspelt, or never called."""
+        return [] if self._only is None else self._only.unmatched()
+
+
+class Narrowed(Selection):
+    """A selection without the ops that a tool leaves alone; a user who named one is told why."""
+
+    def __init__(self, chosen: Selection, tool: str, leaves_alone: Callable[[str, bool], str | None]) -> None:
+        self._chosen = chosen
+        self._tool = tool
+        self._leaves_alone = leaves_alone
+
+    def __contains__(self, name: str) -> bool:
+        if name not in self._chosen:
+            return False
+        spelt_out = self._chosen.spells_out(name)
+        reason = self._leaves_alone(name, spelt_out)
+        if reason is not None and spelt_out:
+            messages.say_once("alone", self._tool, name, text=f"{self._tool} leaves {name} alone: {reason}")
+        return reason is None
+
+    def names(self, name: str) -> bool:
+        return self._chosen.names(name)
+
+    def spells_out(self, name: str) -> bool:
+        return self._chosen.spells_out(name)
+
+    def unmatched(self) -> list[str]:
+        return self._chosen.unmatched()
+
+
+class _Names:
+    """Full names, and regular expressions that must match the whole name."""
+
+    def __init__(self, entries: list[str], source: str) -> None:
+        self._patterns: dict[str, re.Pattern[str]] = {}
+        self._matched: set[str] = set()
+        for entry in entries:
+            try:
+                self._patterns[entry] = re.compile(entry)
+            except re.error as error:
+                raise SettingError(
+                    f"{source}: {entry!r} is neither a name nor a regular expression ({error}). Write full names of "
+                    "ops, such as torch.Tensor.add, or patterns that match the whole name, with commas between them"
+                ) from None
+
+    def __contains__(self, name: str) -> bool:
+        matching = [entry for entry, pattern in self._patterns.items() if entry == name or pattern.fullmatch(name)]
+        self._matched.update(matching)
+        return bool(matching)
+
+    def holds(self, name: str) -> bool:
+        return name in self._patterns
+
+    def unmatched(self) -> list[str]:
+        return [entry for entry in self._patterns if entry not in self._matched]
+
+
+def selection(prefix: str, ops: Ops | None, skip: Ops | None) -> Selection:
+    """From the arguments of a tool; what is not given comes from `{prefix}_LIST` and `{prefix}_DISABLE_LIST`."""
+    only = _from_environment(f"{prefix}_LIST") if ops is None else _from_argument(ops)
+    unwanted = _from_environment(f"{prefix}_DISABLE_LIST") if skip is None else _from_argument(skip)
+    return Selection(only, unwanted or [], f"{prefix}_LIST or {prefix}_DISABLE_LIST")
+
+
+def _from_environment(variable: str) -> list[str] | None:
+    text = os.environ.get(variable)
+    return None if text is None else split(text)
+
+
+def _from_argument(ops: Ops) -> list[str]:
+    if isinstance(ops, str):
+        return split(ops)
+    if callable(ops):
+        return [op_name(ops)]
+    names = []
+    for op in ops:
+        if not isinstance(op, str) and not callable(op):
+            raise SettingError(
+                f"{op!r} is no op: give its full name, such as 'torch.Tensor.add', or the function itself"
+            )
+        names.append(op if isinstance(op, str) else op_name(op))
+    return names
+
+
+def split(text: str) -> list[str]:
+    """The entries of a list in a variable. A comma inside brackets belongs to a pattern, such as `a{1,2}`."""
+    entries, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            entries.append(text[start:position])
+            start = position + 1
+    entries.append(text[start:])
+    return [entry.strip() for entry in entries if entry.strip()]

@@ -1,0 +1,102 @@
+"""Background threads that write: the training thread hands work over and goes on."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from typing import Callable
+
+from op_tools.output import messages
+
+Work = Callable[[], None]
+_LONGEST_QUEUE = 4096
+_MOST_THREADS = 8  # where one alone is slower than the disk
+
+
+def spare_threads() -> int:
+    """Half of the processors that are ours, for other processes of the run want to write, too."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun sets it
+    share = available // (int(processes) if processes.isdigit() and int(processes) else 1)
+    return max(1, min(_MOST_THREADS, share // 2))
+
+
+class Writer:
+    """Does pieces of work, in order where it has one thread. After the first that cannot write, all others are dropped:
+    nobody waits in vain.
+    """
+
+    def __init__(self, owner: str, threads: int = 1, after_each: Callable[[], None] = lambda: None) -> None:
+        self._owner = owner
+        self._after_each = after_each
+        self._queue: queue.Queue[Work | None] = queue.Queue(_LONGEST_QUEUE)
+        self._lock = threading.Lock()
+        self._wanted_threads = threads
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+        self._breaking = threading.Lock()
+        self.is_broken = False
+        self.dropped = 0
+
+    def add(self, work: Work) -> None:
+        """To be done soon. Waits where too much is waiting already."""
+        with self._lock:
+            if self._is_closed:
+                return
+            # one after the other, when there is more to do than those at work can take
+            if len(self._threads) < self._wanted_threads and (not self._threads or not self._queue.empty()):
+                # a daemon: Python waits for other threads before the tools hear that the program is over
+                thread = threading.Thread(target=self._run, name=f"{self._owner} writer", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._queue.put(work)
+
+    def is_busy(self) -> bool:
+        """True while there is work to do."""
+        return self._queue.unfinished_tasks > 0
+
+    def close(self) -> None:
+        """Returns when all is done and the threads have ended. What is added later is dropped."""
+        with self._lock:
+            self._is_closed = True
+            for _ in self._threads:
+                self._queue.put(None)
+            for thread in self._threads:
+                thread.join()
+
+    def _run(self) -> None:
+        while True:
+            work = self._queue.get()
+            is_last = work is None
+            if work is not None:
+                self._do(work)
+            work = None  # and what it holds
+            self._queue.task_done()
+            self._after_each()
+            if is_last:
+                return
+
+    def _do(self, work: Work) -> None:
+        if self.is_broken:
+            self.dropped += 1
+            return
+        try:
+            work()
+        except OSError as error:
+            self.dropped += 1
+            with self._breaking:
+                was_broken, self.is_broken = self.is_broken, True
+            if not was_broken:
+                place = f" {error.filename}" if error.filename else ""
+                messages.complain(
+                    f"{self._owner} cannot write{place} ({error.strerror or error}): it writes nothing more until it "
+                    "is started again, what was written before is whole, training goes on"
+                )
+        except Exception as error:  # noqa: BLE001  a defect of ours: it costs this piece of work only
+            self.dropped += 1
+            messages.complain_once(
+                "writer",
+                type(error).__name__,
+                text=f"{self._owner} could not write a call: {type(error).__name__}: {error}; training goes on",
+            )

@@ -1,0 +1,376 @@
+"""OpOverflowCheck: names the first op that makes NaN or Inf out of finite inputs, forward or backward.
+
+    OpOverflowCheck: torch.exp made Inf out of finite inputs, forward, step 12
+    torch.exp    forward_id: 8311    blocks.3.gate
+    model.py:41 forward: return torch.exp(x) * y
+    +-------------------+----------+---+----------+---------+-----+-----+-----------+
+    |       name        |  shape   | … |   min    |   max   | nan | inf | first_bad |
+    …
+
+An infinity that the user wrote (a mask filled with -inf) is intent, and an op that only carries on what it was given
+has made nothing. NaN out of infinities is found, and so is NaN that comes in with the data.
+
+The device looks at the tensors of many calls at once, and its answers are read when they have come. So it is not waited
+for, and what is found is told some calls later. Until then the tensors are held, up to a hundredth of the device's
+memory; of larger ones, what is still there can be shown. The actions `stop` and `dump` wait for each lot of answers, so
+that nothing has changed by then, and `dump` holds inputs until backward.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, Union
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from op_tools import settings
+from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
+from op_tools.core.modes import with_modes_aside
+from op_tools.core.tool import Tool
+from op_tools.errors import OverflowFound, StopTraining
+from op_tools.output import messages, paths, tables
+from op_tools.overflow.checks import Checks, Flow, Record, is_made, made_by, worse
+from op_tools.overflow.findings import Finding, Findings, Tensors, finding
+from op_tools.overflow.finite import is_intact
+from op_tools.overflow.intent import Intent
+from op_tools.storage import store
+from op_tools.values import trees
+from op_tools.values.tensors import (
+    TENSORS,
+    aliases_of,
+    inputs_of,
+    requires_grad,
+    size_of,
+    tensors_in,
+    version_of,
+    versions_of,
+)
+
+_MOST_CALLS = 64  # whose results are looked at together
+_MOST_SHOWN = 10  # calls with their tables; the others are counted
+
+_CAME_IN = "was given NaN that no op made"
+_FROM_OUTSIDE = "it was in the data, in a parameter, or in memory that nobody had written to"
+_FROM_BETWEEN = "it arose where gradients are summed up, in an op that is not watched, or was given to backward"
+
+
+class OpOverflowCheck(Tool[Union[Intent, Record], Flow]):
+    """Finds the first NaN or Inf, forward or backward. The action is continue, stop (raise OverflowFound) or dump."""
+
+    hook = "OpOverflowCheckHook"
+    prefix = "OP_OVERFLOW_CHECK"
+    feature = "overflow_check"
+    watches_gradients = True
+
+    def __init__(self, *, action: str | None = None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._wanted_action = action
+        self._lock = threading.Lock()  # autograd has threads of its own
+        self._reset()
+
+    def _reset(self) -> None:
+        self._action = "continue"
+        self._intents: dict[str, Intent] = {}
+        self._faults, self._came_in = Findings(), Findings()
+        self._calls = 0
+        self._shown_in: set[int] = set()  # steps
+        self._has_raised = False
+        self._is_stopping = False
+
+    @property
+    def found(self) -> list[Finding]:
+        """The first call of each kind that made NaN or Inf, in the order in which they ran."""
+        return list(self._faults.first.values())
+
+    def started(self) -> None:
+        self._reset()
+        setting, given = settings.OVERFLOW_ACTION, self._wanted_action
+        self._action = setting.get() if given is None else settings.parse("action", given, setting.parse, setting.help)
+        if self.verbose == 2:
+            self._checks = Checks(self._judge, self._show_call, 1, patient=True)
+        else:
+            self._checks = Checks(self._judge, None, _MOST_CALLS, patient=self._action != "continue")
+
+    def stopped(self) -> None:
+        self._is_stopping = True
+        self._settle(wait=True)
+        self._sum_up()
+        # not in place of an error that is on its way, nor at exit, where nobody would hear of it
+        is_free = sys.exc_info()[0] is None and threading.main_thread().is_alive()
+        if self._action == "stop" and self.found and is_free and not self._has_raised:
+            raise OverflowFound(f"OpOverflowCheck: {self.found[0]}")
+
+    def step_began(self, step: int) -> None:
+        self._settle(wait=self._action == "stop")
+
+    def _settle(self, wait: bool) -> None:
+        """Between calls, where the core does not stand between us and the user's modes and program."""
+        try:
+            with_modes_aside(self._flush_and_read, wait)
+        except StopTraining:
+            raise
+        except Exception as error:  # noqa: BLE001  a defect of ours must not end training
+            messages.complain_once("settle", self.hook, text=f"OpOverflowCheck could not read its answers: {error!r}")
+
+    def _flush_and_read(self, wait: bool) -> None:
+        with self._lock:
+            self._checks.flush()
+            self._checks.read(wait)
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def before(self, call: OpCall) -> Intent | Record:
+        intent = self._intents.get(call.name)
+        if intent is not None and intent.is_plain and "out" not in call.kwargs and self._action != "dump":
+            return intent
+        with self._lock:
+            return self._before_change(call, intent)
+
+    def _before_change(self, call: OpCall, intent: Intent | None) -> Record:
+        """What a call that may change its inputs is given is noted, and looked at, before it runs."""
+        if intent is None:
+            # nobody knows yet which tensors it will change
+            self._checks.flush()
+            intent = self._intents[call.name] = Intent(call.name, call.func)
+        elif intent.reads_back:
+            self._checks.flush()
+        record = Record(call, intent)
+        _note_inputs(record)
+        targets, silent = intent.targets(call)
+        if self._action == "dump":
+            record.inputs = _kept(record, targets)
+        if targets:
+            record.changed, record.is_silent = tuple(targets), silent
+            matters = not intent.overwrites and "out" not in call.kwargs
+            record.together = self._checks.will_change(targets, matters)
+        return record
+
+    def after(self, call: OpCall, state: Intent | Record) -> Flow | None:
+        result = call.result
+        record: Record | None
+        if isinstance(state, Intent):
+            intent, record = state, None
+            for value in call.args:
+                if value is result:
+                    return None  # it did nothing
+        else:
+            record, intent = state, state.intent
+            if intent.is_strange:
+                self._learn(record)
+        if intent.is_view and _are_views(call):
+            is_over = intent.is_reshape or not _requires_grad(result)
+            return None if is_over else Flow(intent, None if record is None else record.inputs)
+        if record is None:
+            record = Record(call, intent)
+            _note_inputs(record)
+        with self._lock:
+            self._calls += 1
+            if not intent.result_is_unknown:
+                is_one = type(result) is Tensor
+                results = (result,) if is_one else tensors_in((result,))
+                if result.requires_grad if is_one else any(map(requires_grad, results)):
+                    record.flow = Flow(intent, record.inputs)
+                self._checks.add(record, made_by(results, record.changed) if record.changed else results)
+            if intent.reads_back:
+                self._checks.read(wait=False)
+        return record.flow
+
+    def _learn(self, record: Record) -> None:
+        """Sees what a function of others has changed."""
+        call = record.call
+        tensors = tensors_in((*call.args, call.kwargs))
+        changed = [one for one, version in zip(tensors, record.versions) if version_of(one) != version]
+        if changed and not record.changed:
+            record.changed = tuple(changed)
+            record.intent.learn(call, changed)
+
+    # -- backward, in autograd's threads ------------------------------------------------------------------------------
+
+    def flowed(self, call: OpCall, state: Flow, gradients: Gradients) -> None:
+        left, made = aliases_of(gradients.inputs, gradients.outputs)
+        record = Record(call, state.intent)
+        record.gradients, record.flow, record.inputs = (gradients.outputs, left, made), state, state.inputs
+        state.inputs = None  # a loss that the program keeps would keep them all
+        with self._lock:
+            self._checks.add(record, made, backward=True)
+
+    # -- judgement ----------------------------------------------------------------------------------------------------
+
+    def _judge(self, record: Record) -> None:
+        """Says of a call that has made NaN or Inf where that comes from, now that it is known what it was given."""
+        made, given = record.made, record.given
+        host = _on_host(record.call) if record.gradients is None else 0.0
+        if is_made(made, worse(given, host)) and not record.intent.brings_data:
+            self._fault(record)
+        elif record.gradients is not None:
+            if record.is_fresh:
+                kind = "NaN" if math.isnan(given) else "Inf"
+                self._note(record, _CAME_IN.replace("NaN", f"gradients with {kind}"), _FROM_BETWEEN)
+        elif math.isnan(host) or (math.isnan(given) and record.is_fresh) or (math.isnan(made) and math.isfinite(given)):
+            self._note(record, _CAME_IN, _FROM_OUTSIDE)
+
+    def _note(self, record: Record, what: str, remark: str) -> None:
+        """NaN that no op made. After a fault it is what became of that."""
+        if self._faults.first:
+            return
+        if not self._came_in.first:
+            self._show(record, what, f": {remark}")
+        self._came_in.add(finding(record, what))
+
+    def _fault(self, record: Record) -> None:
+        source = "gradients" if record.gradients is not None else "inputs"
+        source = "infinities" if math.isinf(record.given) else f"finite {source}"
+        what = f"made {'NaN' if math.isnan(record.made) else 'Inf'} out of {source}"
+        step = record.call.step
+        if step not in self._shown_in and len(self._shown_in) < _MOST_SHOWN:
+            self._shown_in.add(step)
+            self._show(record, what, "")
+            if self._action == "dump":
+                self._dump(record)
+        one = finding(record, what)
+        self._faults.add(one)
+        if self._action == "stop" and not self._is_stopping:
+            self._has_raised = True
+            raise OverflowFound(f"OpOverflowCheck: {one}")
+
+    def _dump(self, record: Record) -> None:
+        """Saves what a call was given, as it was before it, and what it made of it; in the layout of OpCapture."""
+        call = record.call
+        when = paths.timestamp()
+        folder = paths.capture_folder(self.out, call.name, call.id, when)
+        details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
+        try:
+            for part, args, kwargs in _parts(record):
+                store.save(folder, part, call.name, args, kwargs, f"{os.getpid()}/{call.id}/{when}/{part}", details)
+        except OSError as error:
+            messages.complain(f"{folder} cannot be written ({error.strerror}): OpOverflowCheck goes on without it")
+            return
+        if self.verbose >= 1:
+            messages.say(f"OpOverflowCheck: inputs saved to {folder}")
+
+    # -- output -------------------------------------------------------------------------------------------------------
+
+    def _show(self, record: Record, what: str, remark: str) -> None:
+        if self.verbose < 1:
+            return
+        one = finding(record, what)
+        text = f"OpOverflowCheck: {one.name} {what}, {one.phase}, step {one.step}{remark}"
+        if self.verbose == 1:  # else the call has been shown
+            text = f"\n\n\n{text}\n{tables.heading(record.call)}\n{Tensors(record).table()}\n"
+        messages.say(text)
+
+    def _show_call(self, record: Record) -> None:
+        messages.say(f"\n\n\n{tables.heading(record.call)}\n{Tensors(record).table()}\n")
+
+    def _sum_up(self) -> None:
+        if self.verbose < 1 or not self._calls:
+            return
+        if not self._faults.first:
+            messages.say(f"OpOverflowCheck: none of {self._calls} calls made NaN or Inf")
+        else:
+            number = sum(self._faults.calls.values())
+            calls = "1 call" if number == 1 else f"{number} calls"
+            messages.say(f"OpOverflowCheck: {calls} made NaN or Inf\n{self._faults.table()}")
+        if self._came_in.first:
+            messages.say(f"OpOverflowCheck: NaN or Inf that no op made\n{self._came_in.table()}")
+
+
+def _parts(record: Record) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """What is saved of a call: what has been changed since is left out."""
+    if record.inputs is not None:
+        args, kwargs, versions = record.inputs
+        if all(map(is_intact, tensors_in((*args, kwargs)), versions)):
+            yield "input", args, kwargs
+    if record.gradients is not None:
+        yield "grad_outputs", tuple(record.gradients[0]), {}
+        yield "grad_inputs", tuple(record.gradients[1]), {}
+    elif all(
+        one is not None and is_intact(one, version) for one, version in zip(record.results(), record.made_versions)
+    ):
+        yield "output", (record.call.result,), {}
+
+
+def _on_host(call: OpCall) -> float:
+    """NaN or infinity in tensors that are on the CPU."""
+    worst = 0.0
+    for tensor in trees.tensors((call.args, call.kwargs)):
+        if tensor.is_cpu and (tensor.is_floating_point() or tensor.is_complex()) and tensor.layout is torch.strided:
+            numbers = tensor.detach()
+            worst = worse(worst, math.nan if numbers.isnan().any() else math.inf if numbers.isinf().any() else 0.0)
+    return worst
+
+
+def _requires_grad(result: Any) -> bool:
+    return any(map(requires_grad, tensors_in((result,))))
+
+
+def _are_views(call: OpCall) -> bool:
+    """True where the results look at the memory of the first argument, and nothing was computed."""
+    base, result = call.args[0] if call.args else None, call.result
+    if not isinstance(base, Tensor):
+        return False
+    root = base if base._base is None else base._base
+    if type(result) is Tensor:
+        return result._base is root or result is base
+    results = tensors_in((result,))
+    return bool(results) and all(one._base is root or one is base for one in results)
+
+
+def _note_inputs(record: Record) -> None:
+    """Notes the versions of all input tensors, and how many bytes of them may be held by nobody else."""
+    call = record.call
+    noted = inputs_of(call.args, call.kwargs)
+    if noted is not None:
+        record.versions, record.size = noted
+        return
+    versions: list[int | None] = []
+    record.versions = versions
+    try:
+        record.size = _note(call.args, versions)
+        if call.kwargs:
+            record.size += _note(call.kwargs.values(), versions)
+    except RuntimeError:  # inference tensors have no version, sparse ones no size
+        versions[:] = [version_of(tensor) for tensor in tensors_in((*call.args, call.kwargs))]
+
+
+def _note(values: Iterable[Any], versions: list[int | None]) -> int:
+    size = 0
+    for value in values:
+        kind = type(value)
+        if kind is Tensor:
+            versions.append(value._version)
+            size += value.nbytes
+        elif kind is Parameter:
+            versions.append(value._version)
+        elif kind is list or kind is tuple:
+            kinds = set(map(type, value))
+            if len(kinds) == 1 and kinds <= TENSORS:
+                versions += versions_of(value)
+                size += sum(map(size_of, value)) if Tensor in kinds else 0
+            else:
+                size += _note(value, versions)
+        elif isinstance(value, (Tensor, list, tuple, dict)):
+            versions += [tensor._version for tensor in trees.tensors(value)]
+    return size
+
+
+def _kept(record: Record, targets: list[Tensor]) -> Any:
+    """The arguments as they are now: copies of those that the call changes, the others with their versions."""
+    changed, left = set(map(id, targets)), iter(record.versions)
+    versions: list[int | None] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        version = next(left)
+        versions.append(None if id(tensor) in changed else version)
+        same = tensor.detach()
+        same = same.clone() if id(tensor) in changed else same
+        return same.requires_grad_(tensor.requires_grad)
+
+    return trees.map_tensors(keep, record.call.args), trees.map_tensors(keep, record.call.kwargs), versions

@@ -1,1 +1,0 @@
-"""Kernels of our own, for what takes a device many steps in torch."""

@@ -1,0 +1,1 @@
+"""OpFallback and OpDtypeCast: an op on another device or in another dtype."""

@@ -1,0 +1,181 @@
+"""Statistics of many tensors in one file: what OpCapture(mode="statistics") writes, and how it is read.
+
+    for record in pack.read("op_tools_results"):
+        print(record.op, record.part, record.place, record.shape, record.mean, record.sketch)
+
+The file grows by whole blocks, each with its length and checksum: after a crash, all but an unfinished last one can be
+read. A block either describes a call site once (op, source line, shapes …), or holds a table of numbers: which
+description a tensor belongs to, and its statistics.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from op_tools.device.digest import SKETCH
+from op_tools.errors import CaptureError
+from op_tools.storage.archive import bytes_at
+from op_tools.storage.files import write_all
+
+_MAGIC = b"op_tools statistics 1\n"
+_BLOCK = struct.Struct("<cLL")  # kind, length, checksum
+_DESCRIPTION, _TABLE, _REPEATED = b"D", b"T", b"R"
+# description, forward_id, step, number of the tensor in the description; elements, NaN, infinities, checksum; then
+# min, max, mean, std, norm, sketch
+_LINE = struct.Struct(f"<8q{5 + SKETCH}d")
+# the first four again, and of an earlier line since the last such block: description, forward_id, number
+_REPEATED_LINE = struct.Struct("<7q")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One tensor of one call. The numbers are those of its finite elements, NaN where there are none."""
+
+    op: str
+    part: str  # input, output, grad_inputs, grad_outputs
+    place: str  # among the arguments or results, as the tables have it: [0], [1][2], weight
+    forward_id: int
+    step: int
+    source: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    requires_grad: bool
+    note: str  # why there are no numbers, where there are none
+    numel: int  # a complex number counts as two
+    nan: int
+    inf: int
+    checksum: int
+    min: float
+    max: float
+    mean: float
+    std: float
+    norm: float
+    sketch: tuple[float, ...]
+
+
+class Pack:
+    """A file that grows."""
+
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        self.path = path
+        self.length = 0
+        self.records = 0
+        self._head = head
+        self._descriptor: int | None = None
+
+    def describe(self, description: dict[str, Any]) -> None:
+        """The next description; they are numbered from 0."""
+        self._append(_DESCRIPTION, json.dumps(description, ensure_ascii=False).encode())
+
+    def add(self, lines: Tensor) -> None:
+        """Lines of eight integers, and of floating-point numbers whose bits are given as integers."""
+        lines = lines.contiguous()
+        self._append(_TABLE, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
+        self.records += len(lines)
+
+    def repeat(self, lines: Tensor) -> None:
+        """Records that are equal to others since the last time, which need not be remembered any more."""
+        self._append(_REPEATED, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
+        self.records += len(lines)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _append(self, kind: bytes, content: bytes) -> None:
+        try:
+            if self._descriptor is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                write_all(self._descriptor, [_MAGIC + json.dumps(self._head).encode() + b"\n"])
+            block = _BLOCK.pack(kind, len(content), zlib.crc32(content)) + content
+            write_all(self._descriptor, [block])
+            self.length += len(block)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+
+
+def read(path: str | os.PathLike[str]) -> Iterator[Record]:
+    """All records of a file, or of all files below a folder, in the order in which they were written."""
+    path = Path(path)
+    if path.is_dir():
+        for file in sorted(path.rglob("op_capture_statistics_*.pack")):
+            yield from read(file)
+        return
+    descriptions: list[dict[str, Any]] = []
+    known: dict[tuple[int, int, int], tuple[Any, ...]] = {}
+    for kind, content in _blocks(path):
+        if kind == _DESCRIPTION:
+            descriptions.append(json.loads(content))
+        elif kind == _TABLE:
+            for line in _LINE.iter_unpack(content):
+                known[line[0], line[1], line[3]] = line
+                yield _record(descriptions, line)
+        elif kind == _REPEATED:
+            for *call, description, forward_id, number in _REPEATED_LINE.iter_unpack(content):
+                yield _record(descriptions, (*call, *known[description, forward_id, number][4:]))
+            known.clear()
+
+
+def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    try:
+        with open(path, "rb") as file:
+            if file.readline(len(_MAGIC)) != _MAGIC:
+                raise CaptureError(f"{path} cannot be used: it holds no statistics that OpCapture wrote")
+            file.readline()
+            while True:
+                place = file.tell()
+                header = file.read(_BLOCK.size)
+                if len(header) < _BLOCK.size:
+                    return
+                kind, length, checksum = _BLOCK.unpack(header)
+                content = file.read(length)
+                if len(content) < length:
+                    return  # the process ended here
+                if zlib.crc32(content) != checksum:
+                    raise CaptureError(f"{path} is damaged at byte {place}: what comes after it cannot be read")
+                yield kind, content
+    except OSError as error:
+        raise CaptureError(f"{path} cannot be used: {error.strerror}") from None
+
+
+def _record(descriptions: list[dict[str, Any]], line: tuple[Any, ...]) -> Record:
+    description, forward_id, step, number, numel, nan, infinite, checksum, *numbers = line
+    call = descriptions[description]
+    tensor = call["tensors"][number]
+    return Record(
+        op=call["op"],
+        part=tensor["part"],
+        place=tensor["place"],
+        forward_id=forward_id,
+        step=step,
+        source=call["source"],
+        module=call["module"],
+        shape=tuple(tensor["shape"]),
+        dtype=tensor["dtype"],
+        device=tensor["device"],
+        requires_grad=tensor["requires_grad"],
+        note=tensor.get("note", ""),
+        numel=numel,
+        nan=nan,
+        inf=infinite,
+        checksum=checksum % 2**64,
+        min=numbers[0],
+        max=numbers[1],
+        mean=numbers[2],
+        std=numbers[3],
+        norm=numbers[4],
+        sketch=tuple(numbers[5:]),
+    )

@@ -1,0 +1,1 @@
+"""What the arguments and results of calls are made of."""

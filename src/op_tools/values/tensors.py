@@ -1,0 +1,134 @@
+"""What the tools ask of the tensors of a call, one or many: optimizers call ops on lists of some hundred."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from operator import attrgetter, is_
+from typing import Any, Callable, Union
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from op_tools.values import trees
+
+TENSORS = frozenset((Tensor, Parameter))
+FEW = 3  # tensors, for which it is quicker to ask them one by one
+
+# for `map`
+dtype_of: Callable[[Tensor], torch.dtype] = attrgetter("dtype")
+device_of: Callable[[Tensor], torch.device] = attrgetter("device")
+layout_of: Callable[[Tensor], torch.layout] = attrgetter("layout")
+size_of: Callable[[Tensor], int] = attrgetter("nbytes")
+is_contiguous: Callable[[Tensor], bool] = Tensor.is_contiguous
+requires_grad: Callable[[Tensor], bool] = attrgetter("requires_grad")
+storage_of: Callable[[Tensor], torch.UntypedStorage] = Tensor.untyped_storage
+bytes_of: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbytes
+_version: Callable[[Tensor], int] = attrgetter("_version")
+_tensor_of: Callable[[weakref.ref[Tensor]], Any] = weakref.ref.__call__
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """As trees.tensors, for the shallow nests that most calls have."""
+    found: list[Tensor] = []
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            found.append(value)
+        elif kind is list or kind is tuple:
+            found += value if TENSORS.issuperset(map(type, value)) else tensors_in(value)
+        elif isinstance(value, (Tensor, list, tuple, dict)):
+            found += trees.tensors(value)
+    return found
+
+
+State = tuple[list[Union[int, None]], int, torch.dtype]
+Inputs = tuple[list[Union[int, None]], int]
+Gradients = list[Union[Tensor, None]]  # None where nothing flowed
+# the C++ helper's
+_state_of: Callable[[Any], State | None] | None = None
+_inputs_of: Callable[[Any, Any], Inputs | None] | None = None
+_are_these: Callable[[Any, Any], bool] | None = None
+_aliases_of: Callable[[Gradients, Gradients], tuple[Gradients, list[Tensor]] | None] | None = None
+
+
+def choose_way(helper: Any) -> None:
+    """With the C++ helper, or without (None)."""
+    global _aliases_of, _are_these, _inputs_of, _state_of
+    _state_of, _inputs_of, _are_these, _aliases_of = (
+        (None, None, None, None)
+        if helper is None
+        else (helper.state_of, helper.inputs_of, helper.are_these, helper.aliases_of)
+    )
+
+
+def state_of(tensors: Sequence[Any]) -> State | None:
+    """The versions, bytes and dtype of tensors of one device and dtype; None where they have to be asked one by one."""
+    return None if _state_of is None else _state_of(tensors)
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs | None:
+    """The versions of the tensors among arguments, and the bytes of those that are no parameters; None likewise."""
+    return None if _inputs_of is None else _inputs_of(args, kwargs)
+
+
+def are_these(references: list[weakref.ref[Tensor]], tensors: Sequence[Tensor]) -> bool:
+    """Whether weak references lead to these very tensors."""
+    if _are_these is not None:
+        return _are_these(references, tensors)
+    return len(references) == len(tensors) and all(map(is_, map(_tensor_of, references), tensors))
+
+
+def aliases_of(inputs: Gradients, outputs: Gradients) -> tuple[Gradients, list[Tensor]]:
+    """The gradients of inputs, where an alias stands for each that is new; and the new ones.
+
+    Autograd copies a gradient that somebody else has hold of, where it could keep it: hence aliases. Those of outputs
+    are the new ones where all are only passed on: nobody may have looked at them yet, if they are sums.
+    """
+    found = None if _aliases_of is None else _aliases_of(inputs, outputs)
+    if found is not None:
+        return found
+    left: Gradients = []
+    made: list[Tensor] = []
+    for one in inputs:
+        if one is not None:
+            for other in outputs:
+                if one is other:
+                    break
+            else:
+                one = one.detach()
+                made.append(one)
+        left.append(one)
+    return left, made or [one.detach() for one in outputs if one is not None]
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order."""
+    return tensor.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def with_memory(tensor: Tensor) -> Tensor:
+    """Gradients that autograd knows to be zero lie nowhere; for who reads memory, a copy that does."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor
+
+
+def addresses_of(tensors: Iterable[Tensor]) -> set[int]:
+    """Where their memory begins."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """Goes up whenever the tensor is changed in place; None for inference tensors, where nobody counts."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int | None]:
+    """Of each tensor."""
+    try:
+        return list(map(_version, tensors))
+    except RuntimeError:
+        return list(map(version_of, tensors))

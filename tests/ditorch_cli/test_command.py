@@ -1,0 +1,112 @@
+"""The command `ditorch` as a whole: help, version, what it says to a mistake, and the boundary for foreseen errors."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+
+import click
+import pytest
+
+import ditorch
+import ditorch_cli as cli
+from ditorch.errors import BackendError
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs `ditorch …` in this process: its exit code, output and errors."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ditorch", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def failing_command(monkeypatch):
+    """A subcommand `fail` that raises."""
+
+    def add(error):
+        @click.command()
+        def fail():
+            raise error
+
+        monkeypatch.setattr(cli, "fail", fail, raising=False)
+        monkeypatch.setitem(cli._COMMANDS, "fail", ("ditorch_cli:fail", "Fail."))
+
+    return add
+
+
+def test_help_lists_every_command_with_a_line_of_its_own(command):
+    code, output, errors = command("--help")
+    assert (code, errors) == (0, "")
+    assert output.startswith("Usage: ditorch [OPTIONS] COMMAND [ARGS]...")
+    for name in cli._COMMANDS:
+        assert f"\n  {name} " in output
+
+
+@pytest.mark.parametrize("name", cli._COMMANDS)
+def test_every_command_has_help(command, name):
+    code, output, errors = command(name, "--help")
+    assert (code, errors) == (0, "")
+    assert output.startswith(f"Usage: ditorch {name} [OPTIONS]")
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["demo"], ["doctor"]])
+def test_help_does_not_import_torch(arguments):
+    code = f"import sys, ditorch_cli; sys.argv = ['ditorch', *{arguments}, '--help']; ditorch_cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\nFalse\n")
+
+
+def test_the_version_is_that_of_the_package_and_of_the_distribution(command):
+    assert command("--version") == (0, f"ditorch, version {ditorch.__version__}\n", "")
+    assert ditorch.__version__ == importlib.metadata.version("ditorch")
+
+
+def test_an_unknown_command_is_named(command):
+    code, output, errors = command("rum")
+    assert (code, output) == (2, "")
+    assert "No such command 'rum'." in errors
+
+
+def test_an_unknown_option_is_named(command):
+    code, output, errors = command("demo", "--stepps", "3")
+    assert (code, output) == (2, "")
+    assert "No such option" in errors
+    assert "--stepps" in errors
+
+
+def test_an_error_that_was_foreseen_is_one_message(command, failing_command):
+    failing_command(BackendError("The chip is not there. Plug it in."))
+    assert command("fail") == (1, "", "ditorch: The chip is not there. Plug it in.\n")
+
+
+def test_an_error_that_was_not_foreseen_keeps_its_traceback(failing_command, monkeypatch):
+    failing_command(ZeroDivisionError("a mistake of ours"))
+    monkeypatch.setattr(sys, "argv", ["ditorch", "fail"])
+    with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
+        cli.main()
+
+
+def test_a_backend_that_does_not_exist_is_one_message(ditorch_command):
+    done = ditorch_command("demo", DITORCH_BACKEND="sym")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("ditorch: DITORCH_BACKEND=sym: there is no such backend. Did you mean sim?")
+    assert done.stderr.count("\n") == 1
+
+
+def test_python_3_9_tells_the_command_line_in_another_way(monkeypatch):
+    expected = sys.orig_argv if sys.version_info >= (3, 10) else ditorch._original_arguments()
+    monkeypatch.setattr(sys, "version_info", (3, 9))
+    assert ditorch._original_arguments() == expected

@@ -1,0 +1,67 @@
+"""Where tensors lie (op_tools.autocompare.places): C++ and Python say the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from op_tools import native
+from op_tools.autocompare import places
+
+NUMBERS = torch.arange(24.0).reshape(4, 6)
+PAIRS = {
+    "in order": (NUMBERS, NUMBERS.double()),
+    "the other way round": (NUMBERS.t(), NUMBERS.double().t()),
+    "in different orders": (NUMBERS.t(), NUMBERS.double().t().contiguous()),
+    "with gaps": (NUMBERS[:, ::2], NUMBERS[:, ::2]),
+    "one row for all": (NUMBERS[:1].expand(4, 6), NUMBERS[:1].expand(4, 6)),
+    "strides that meet": (torch.arange(9.0).as_strided((3, 3), (2, 2)), torch.arange(9.0).as_strided((3, 3), (2, 2))),
+    "empty": (NUMBERS[:0], NUMBERS[:0]),
+    "a number": (torch.tensor(1.0), torch.tensor(2)),
+    "zeros without memory": (torch._efficientzerotensor((3, 2)), torch.zeros(3, 2)),
+    "gradients required": (NUMBERS.clone().requires_grad_(), NUMBERS.double()),
+    "other shapes": (NUMBERS, NUMBERS.t()),
+    "complex": (NUMBERS.to(torch.complex64), NUMBERS.to(torch.complex64)),
+    "negated later": (torch._neg_view(NUMBERS), NUMBERS),
+    "sparse": (NUMBERS.to_sparse(), NUMBERS),
+    "elsewhere": (NUMBERS, NUMBERS.to("meta")),
+}
+UNLIKE = {"other shapes", "complex", "negated later", "sparse", "elsewhere"}
+ALIKE_IN_MEMORY = {"in order", "the other way round", "a number", "gradients required"}
+
+
+@pytest.fixture(params=["python", "native"])
+def beside(request):
+    if request.param == "python":
+        return places._beside
+    helper = native.library()
+    if helper is None:
+        pytest.skip("there is no compiler")
+    return helper.beside
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_how_two_tensors_lie_beside_each_other(beside, name):
+    got, expected = PAIRS[name]
+    found = beside(got, expected)
+    if name in UNLIKE:
+        assert found is None
+        return
+    elements, size, got_address, expected_address, are_in_order = found
+    assert elements == got.numel()
+    assert size == got.nbytes + expected.nbytes
+    assert are_in_order == (got.is_contiguous() and expected.is_contiguous())
+    there = name in ALIKE_IN_MEMORY
+    assert (got_address, expected_address) == ((got.data_ptr(), expected.data_ptr()) if there else (0, 0))
+
+
+@pytest.mark.parametrize("way", ["python", "native"])
+def test_memory_counts_once(way, monkeypatch):
+    helper = native.library()
+    if way == "native" and helper is None:
+        pytest.skip("there is no compiler")
+    monkeypatch.setattr(places, "_bytes_taken", places._bytes_in_python if way == "python" else helper.bytes_taken)
+    other = torch.zeros(10)
+    assert places.bytes_taken([NUMBERS, NUMBERS[1], NUMBERS.t(), other]) == 4 * (24 + 10)
+    assert places.bytes_taken([other, NUMBERS.to_sparse()]) == 4 * 10
+    assert places.bytes_taken([]) == 0

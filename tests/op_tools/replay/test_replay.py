@@ -1,0 +1,241 @@
+"""Captured calls run again: `python -m op_tools.run_op_from_data`, or `ditorch replay`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.nn import functional
+
+import op_tools
+from ditorch.sim import faults
+from op_tools import run_op_from_data
+from op_tools.errors import CaptureError, UnknownOpError
+from op_tools.ops.lookup import torch_op
+from op_tools.replay import replay
+from op_tools.storage import store
+
+from ..recorder import Recorder
+
+
+@pytest.fixture
+def run(device, monkeypatch):
+    """The command, on the device of the tests."""
+    monkeypatch.setattr(run_op_from_data, "_accelerator", lambda wanted: ("torch:0", torch.device(wanted or device)))
+
+    def invoke(*arguments, code=0):
+        result = CliRunner().invoke(run_op_from_data.command, [str(argument) for argument in arguments])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return invoke
+
+
+def captured(function, out="captures"):
+    with op_tools.OpCapture(out=out, verbose=0):
+        function()
+    folders = sorted(store.find_captures(Path(out)), key=lambda folder: int(folder.parent.name))
+    assert folders
+    return folders
+
+
+CALLS = {
+    "linear": lambda x: functional.linear(x, x[0], x[0, :, 0]).sum().backward(),
+    "in place": lambda x: (x * 1).mul_(2).sum().backward(),
+    "in place on a plain tensor": lambda x: x.detach().clone().add_(1),
+    "several results": lambda x: x.sort()[0].sum().backward(),
+    "split": lambda x: x.split(1)[0].sum().backward(),
+    "list": lambda x: torch.cat([x, x * 2]).sum().backward(),
+    "slices": lambda x: x[0, 1:, ::2].sum().backward(),
+    "mask": lambda x: x[x > 0].sum().backward(),
+    "keyword": lambda x: torch.std(x, dim=-1, keepdim=True).sum().backward(),
+    "out": lambda x: torch.add(x.detach(), 1, out=torch.empty_like(x)),
+    "same twice": lambda x: torch.mul(x, x).sum().backward(),
+    "expanded": lambda x: (x[:, :1].expand(-1, 4, -1) * 2).sum().backward(),
+    "setitem": lambda x: x.detach().clone().__setitem__(0, 1.0),
+    "foreach": lambda x: torch._foreach_add([x.detach().clone(), x.detach().clone()], 2),
+    "factory": lambda x: torch.full((2, 3), 7.0, device=x.device),
+    "to another dtype": lambda x: x.to(torch.bfloat16).float().sum().backward(),
+    "attention": lambda x: functional.scaled_dot_product_attention(x, x, x).sum().backward(),
+    "aten": lambda x: torch.ops.aten.add.Tensor(x.detach(), x.detach()),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_runs_again_with_the_same_results(device, call):
+    x = torch.randn(2, 4, 4, device=device, requires_grad=True)
+    for folder in captured(lambda: CALLS[call](x)):
+        capture = replay.load(folder)
+        if "empty" in capture.name:
+            continue
+        with Recorder(verbose=0) as recorder:
+            replay.run(capture, torch.device(device), forward_only=False)
+        assert recorder.names == [capture.name]
+        expected = list(_tensors(store.load_part(folder / "output.pth").args))
+        got = list(_tensors(recorder.calls[0].result))
+        assert len(expected) == len(got)
+        for right, result in zip(expected, got):
+            assert torch.equal(result.cpu(), right)
+        if (folder / "grad_inputs.pth").exists():
+            expected = store.load_part(folder / "grad_inputs.pth").args
+            for right, result in zip(expected, recorder.backward[0][1].inputs):
+                assert (right is None) == (result is None)
+                assert right is None or torch.allclose(result.cpu(), right)
+
+
+def _tensors(value):
+    from op_tools.values import trees
+
+    return trees.tensors(value)
+
+
+def test_a_call_keeps_the_place_it_had(device):
+    x = torch.randn(2, 3, device=device)
+    folder = captured(lambda: x.exp())[0]
+    with Recorder(verbose=0) as recorder:
+        replay.run(replay.load(folder), torch.device(device), forward_only=True)
+    assert recorder.calls[0].where.line().endswith("<lambda>: folder = captured(lambda: x.exp())[0]")
+
+
+def test_the_command_runs_everything_below_a_folder(device, run):
+    x = torch.randn(2, 3, device=device, requires_grad=True)
+    captured(lambda: (x * 2).exp().sum().backward())
+    output = run("captures")
+    assert output.startswith("ditorch.framework: torch:0\n")
+    assert "3 of 3 captured calls ran, 1 time each" in output
+
+
+def test_times(device, run):
+    x = torch.randn(2, 3, device=device, requires_grad=True)
+    captured(lambda: x.exp().sum().backward())
+    output = run("captures", "--run_times", 3, "--sync_time_measure")
+    assert len(re.findall(r"\| +torch.Tensor.exp +\| +\d+ +\| +\d+\.\d+ +\| +ms +\|", output)) >= 3
+    assert "forward_elasped" in output
+    assert "backward_elasped" in output
+    assert "op elasped info saved to" in output
+
+
+@pytest.mark.parametrize("arguments", [["--only_run_forward"], ["--only_run_forward", "True"]])
+def test_forward_only(device, run, arguments):
+    x = torch.randn(2, 3, device=device, requires_grad=True)
+    captured(lambda: x.exp().sum().backward())
+    output = run("captures", *arguments, "--acc_check")
+    assert "torch.Tensor.exp output" in output
+    assert "torch.Tensor.exp grad" not in output
+
+
+def test_a_healthy_device_passes_and_a_broken_kernel_is_named(device, run):
+    x = torch.randn(8, 32, device=device, requires_grad=True)
+    weight = torch.randn(8, 32, device=device)
+    captured(lambda: (functional.layer_norm(x, (32,)) * weight).sum().backward())
+    output = run("captures", "--acc_check")
+    assert "torch.nn.functional.layer_norm output" in output
+    assert "torch.nn.functional.layer_norm grad" in output
+    assert "wrong: " not in output
+    with faults.inject("aten.native_layer_norm_backward: scale=1.01"):
+        output = run("captures", "--acc_check")
+    assert "wrong: torch.nn.functional.layer_norm grad" in output
+    assert "wrong: torch.Tensor." not in output
+
+
+class TestDamage:
+    @pytest.fixture
+    def folders(self, device):
+        x = torch.randn(2, 3, device=device)
+        return captured(lambda: x.exp().sin())
+
+    def test_a_damaged_capture_is_named_and_the_others_run(self, run, folders, capsys):
+        path = folders[0] / "input.pth"
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content[: len(content) // 2])
+        output = run("captures")
+        assert "1 of 2 captured calls ran" in output
+        assert f"skipped: {path}" in output
+
+    def test_a_file_of_something_else(self, folders):
+        path = folders[0] / "input.pth"
+        path.unlink()
+        torch.save({"weight": torch.ones(2)}, path)
+        with pytest.raises(CaptureError, match=re.escape(str(path))):
+            replay.load(folders[0])
+
+    def test_nothing_in_a_capture_can_run_code(self, folders, tmp_path):
+        class Evil:
+            def __reduce__(self):
+                return (Path.touch, (tmp_path / "evil",))
+
+        path = folders[0] / "input.pth"
+        path.unlink()
+        torch.save({"name": "torch.exp", "args": (Evil(),), "kwargs": {}, "identifier": ""}, path)
+        with pytest.raises(CaptureError):
+            replay.load(folders[0])
+        assert not (tmp_path / "evil").exists()
+
+    @pytest.mark.parametrize(
+        "name", ["os.system", "builtins.eval", "torch.load", "torch.from_file", "aten.save", "torch"]
+    )
+    def test_only_ops_may_be_named(self, name):
+        with pytest.raises(UnknownOpError, match="is no op of torch, so a file may not name it"):
+            torch_op(name)
+
+    def test_a_missing_note_is_no_error(self, folders, device):
+        (folders[0] / "input.pth.json").unlink()
+        replay.run(replay.load(folders[0]), torch.device(device), forward_only=True)
+
+    def test_no_folder_and_no_capture(self, run, tmp_path):
+        assert "holds no capture: there is no such folder" in run("nowhere", code=1)
+        (tmp_path / "empty").mkdir()
+        assert "holds no capture: no input.pth lies below it" in run("empty", code=1)
+
+    def test_an_op_that_fails_on_this_device_is_named(self, run, folders):
+        with faults.inject("aten.exp: unimplemented"):
+            output = run("captures")
+        assert "1 of 2 captured calls ran" in output
+        assert "torch.Tensor.exp failed on" in output
+
+
+def test_a_capture_of_another_machine(device, folder_of_another_machine):
+    capture = replay.load(folder_of_another_machine)
+    with Recorder(verbose=0) as recorder:
+        replay.run(capture, torch.device(device), forward_only=True)
+    assert recorder.calls[0].result.device.type == device
+
+
+@pytest.fixture
+def folder_of_another_machine(device):
+    """As if captured on a vendor's device that is not here."""
+    folder = captured(lambda: torch.full((2,), 1.0, device=device), out="other")[0]
+    note = json.loads((folder / "input.pth.json").read_text())
+    assert note
+    copy = Path("elsewhere") / folder.name
+    shutil.copytree(folder, copy)
+    return copy
+
+
+def test_a_function_of_another_package_needs_trust(device, tmp_path, monkeypatch, run):
+    (tmp_path / "trusted_package.py").write_text("def fused(x):\n    return x + 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    handle = op_tools.apply_feature("trusted_package.fused", "op_capture")
+    import trusted_package
+
+    trusted_package.fused(torch.ones(3, device=device))
+    handle.remove()
+    assert "--trust trusted_package" in run("op_tools_results", code=1)
+    assert "1 of 1 captured calls ran" in run("op_tools_results", "--trust", "trusted_package")
+
+
+def test_as_a_new_user_runs_it(run_python, device, tmp_path):
+    x = torch.randn(2, 3, device=device)
+    captured(lambda: x.exp())
+    code = "import runpy, sys; sys.argv[0] = 'x'; runpy.run_module('op_tools.run_op_from_data', run_name='__main__')"
+    done = run_python(code, "captures", "--acc_check", DITORCH_DISABLE_MOCK="0")
+    assert re.search(r"^ditorch.framework: \S+:\S+", done.stdout, re.MULTILINE)
+    assert "1 of 1 captured calls ran" in done.stdout
