@@ -197,7 +197,7 @@ class HostKernel final : public c10::OperatorKernel {
   HostKernel(const c10::FunctionSchema& schema, DispatchKey key) : signature_(schema), key_(key) {}
   void operator()(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
     // a factory's way to the device does not pass the recorder
-    if (key_ == DispatchKey::PrivateUse1 && must_record()) return record(op, stack);
+    if (key_ == DispatchKey::CPU && must_record()) return record(op, stack);
     run_on_host(op, op, signature_, stack, key_);
   }
 

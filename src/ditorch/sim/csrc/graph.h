@@ -73,9 +73,9 @@ struct CallTraits {
     resizes = allocates && name.find("resize") != std::string::npos;
     // somebody's own kernel for the device, in Python or C++: the kernels that it calls are recorded
     by_itself = name.rfind("aten::", 0) != 0 && !collective && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
-    // the running statistics of a batch norm are written, and some of its schemas do not say so
+    // SyncBatchNorm's running statistics are written, and its schemas do not say so
     for (size_t i = 0; i < op.schema().arguments().size(); i++)
-      if (op.schema().arguments()[i].name().rfind("running_", 0) == 0 && !writes(i)) signature.written.push_back(i);
+      if (op.schema().arguments()[i].name().rfind("running_", 0) == 0) signature.owned.push_back(i);
     // item() says so itself
     needs_values = (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) &&
                    name != "aten::_local_scalar_dense";
@@ -83,7 +83,8 @@ struct CallTraits {
   bool writes(size_t argument) const {
     if (collective) return true;  // their schemas do not say
     if (copies && argument == 1) return true;
-    return std::find(signature.written.begin(), signature.written.end(), argument) != signature.written.end();
+    const auto& owned = signature.owned;
+    return std::find(owned.begin(), owned.end(), argument) != owned.end();
   }
 };
 
@@ -94,8 +95,7 @@ inline void check_values_are_not_needed(Capture& capture, const OperatorHandle& 
   const auto refuse_it = [&](const char* why) {
     refuse(capture, c10::str(schema.name(), ", ", why, ","));
   };
-  const bool indexes = traits.signature.takes_host_tensors && schema.name().find("index") != std::string::npos;
-  if (!indexes) {
+  if (!traits.signature.takes_host_indices) {
     for (size_t i = 0; i < arguments.size(); i++)
       if (schema.arguments()[i].name() == "output_size" && !arguments[i].isNone()) return;
     if (traits.needs_values) refuse_it("whose result depends on the values in its arguments");
