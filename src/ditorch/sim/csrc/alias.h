@@ -10,8 +10,6 @@ inline bool on_device(const Tensor& tensor) { return tensor.defined() && tensor.
 // The CPU storage behind a device storage. Lazy clones share it: who is going to write asks for `own_memory` first.
 inline c10::Storage host_of(const c10::Storage& storage) {
   check_recorded(storage.device().index());
-  // in a capture every memory is a plain block, which a replay can find again
-  if (any_capture() && storage.data_ptr().get_deleter() != &free_block) storage.mutable_data();
   const auto& data = storage.data_ptr();
   if (C10_LIKELY(data.get_deleter() == &free_block)) return static_cast<Block*>(data.get_context())->host;
   if (const auto* block = shared_blocks().find(data.get())) return block->host;

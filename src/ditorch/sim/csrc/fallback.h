@@ -196,7 +196,8 @@ class HostKernel final : public c10::OperatorKernel {
  public:
   HostKernel(const c10::FunctionSchema& schema, DispatchKey key) : signature_(schema), key_(key) {}
   void operator()(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
-    if (key_ == DispatchKey::CPU && must_record()) return record(op, stack);  // a factory's way to the device does not pass the recorder
+    // a factory's way to the device does not pass the recorder
+    if (key_ == DispatchKey::CPU && must_record()) return record(op, stack);
     run_on_host(op, op, signature_, stack, key_);
   }
 

@@ -73,9 +73,9 @@ struct CallTraits {
     resizes = allocates && name.find("resize") != std::string::npos;
     // somebody's own kernel for the device, in Python or C++: the kernels that it calls are recorded
     by_itself = name.rfind("aten::", 0) != 0 && !collective && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
-    // the running statistics of a batch norm are written, and some of its schemas do not say so
+    // SyncBatchNorm's running statistics are written, and its schemas do not say so
     for (size_t i = 0; i < op.schema().arguments().size(); i++)
-      if (op.schema().arguments()[i].name().rfind("running_", 0) == 0 && !writes(i)) signature.written.push_back(i);
+      if (op.schema().arguments()[i].name().rfind("running_", 0) == 0) signature.owned.push_back(i);
     // item() says so itself
     needs_values = (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) &&
                    name != "aten::_local_scalar_dense";
@@ -83,7 +83,8 @@ struct CallTraits {
   bool writes(size_t argument) const {
     if (collective) return true;  // their schemas do not say
     if (copies && argument == 1) return true;
-    return std::find(signature.written.begin(), signature.written.end(), argument) != signature.written.end();
+    const auto& owned = signature.owned;
+    return std::find(owned.begin(), owned.end(), argument) != owned.end();
   }
 };
 
@@ -94,8 +95,7 @@ inline void check_values_are_not_needed(Capture& capture, const OperatorHandle& 
   const auto refuse_it = [&](const char* why) {
     refuse(capture, c10::str(schema.name(), ", ", why, ","));
   };
-  const bool indexes = traits.signature.takes_host_indices;
-  if (!indexes) {
+  if (!traits.signature.takes_host_indices) {
     for (size_t i = 0; i < arguments.size(); i++)
       if (schema.arguments()[i].name() == "output_size" && !arguments[i].isNone()) return;
     if (traits.needs_values) refuse_it("whose result depends on the values in its arguments");
@@ -151,6 +151,7 @@ inline void record_call(const CapturePtr& capture, DeviceIndex device, const Ope
   };
   std::vector<Tensor> given;
   std::vector<IValue> kept(count);
+  std::vector<c10::Storage> before_writing;
   {
     RecordedCall inside;
     c10::impl::ExcludeDispatchKeyGuard guard(DispatchKeySet(kRecorder));
@@ -158,8 +159,10 @@ inline void record_call(const CapturePtr& capture, DeviceIndex device, const Ope
       kept[i] = arguments[i];
       for_each_tensor(kept[i], [&](const Tensor& tensor) {
         given.push_back(tensor);
-        if (traits.writes(i)) capture->will_write(has_memory(tensor) ? host_of(tensor.storage()) : tensor.storage());
-        return traits.writes(i) ? tensor : freeze(tensor);
+        if (!traits.writes(i)) return freeze(tensor);
+        before_writing.push_back(has_memory(tensor) ? host_of(tensor.storage()) : tensor.storage());
+        capture->will_write(before_writing.back());
+        return tensor;
       });
     }
   }
@@ -181,9 +184,14 @@ inline void record_call(const CapturePtr& capture, DeviceIndex device, const Ope
   }
 
   RecordedCall inside;
+  size_t written = 0;
   for (size_t i = 0; i < count; i++)  // as the kernel left them: it may have given them other memory
     if (traits.writes(i)) for_each_tensor(kept[i], [&](const Tensor& tensor) {
-      if (has_memory(tensor)) node.written.push_back(host_of(tensor.storage()));
+      const auto& before = before_writing[written++];
+      if (has_memory(tensor)) {
+        node.written.push_back(host_of(tensor.storage()));
+        if (!node.written.back().is_alias_of(before)) record_move(before, node.written.back(), device);  // of a lazy clone
+      }
       return freeze(tensor);
     });
   std::vector<c10::Storage> results;  // where each result lies, if not in an argument
