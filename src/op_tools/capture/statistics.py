@@ -81,16 +81,16 @@ class Statistics:
         self._bytes = 0
         self._is_full = False
 
-    def before(self, call: OpCall) -> Any:
+    def before(self, call: OpCall) -> tables.Described | bool | None:
         if self._writer.is_broken:
             return None
         self._add(call, "input", call.args, call.kwargs)
         return tables.inputs(call) if self._tells else True
 
-    def after(self, call: OpCall, state: Any) -> bool:
+    def after(self, call: OpCall, state: tables.Described | bool) -> bool:
         self._calls += 1
         self._add(call, "output", (call.result,), _NOTHING)
-        if self._tells:
+        if not isinstance(state, bool):
             messages.say(f"{tables.heading(call)}\n{tables.arguments_table(call, state)}\n\n\n\n")
         return True
 

@@ -47,7 +47,7 @@ class Keeper(Protocol[State, Kept]):
         ...
 
 
-class OpCapture(Tool[Any, Any]):  # each mode has states of its own
+class OpCapture(Tool[object, object]):  # each mode has states of its own, which only its keeper looks into
     """Saves inputs, outputs, grad_inputs and grad_outputs of every op call, or statistics of them.
 
     `mode`: data or statistics (OP_CAPTURE_MODE); `memory`: bytes for tensors that are not written yet, a number or a
@@ -78,13 +78,13 @@ class OpCapture(Tool[Any, Any]):  # each mode has states of its own
     def step_began(self, step: int) -> None:
         with_modes_aside(self._keeper.step_began)
 
-    def before(self, call: OpCall) -> Any:
+    def before(self, call: OpCall) -> object:
         return self._keeper.before(call)
 
-    def after(self, call: OpCall, state: Any) -> Any:
+    def after(self, call: OpCall, state: object) -> object:
         return None if state is None else self._keeper.after(call, state)
 
-    def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
+    def flowed(self, call: OpCall, state: object, gradients: Gradients) -> None:
         self._keeper.flowed(call, state, gradients)
 
 

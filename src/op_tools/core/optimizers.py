@@ -50,7 +50,7 @@ def _replace_all(mode_class: type) -> None:
             init_group = kind.__dict__.get("_init_group")
             if inspect.isfunction(init_group) and kind.__module__ == module.__name__:
                 # SGD's only reads; others make their state with functions of torch
-                makes_state = "torch" in init_group.__code__.co_names
+                makes_state = "torch" in inspect.unwrap(init_group).__code__.co_names  # Dynamo wraps it
                 condition = _has_its_state if makes_state else _always
                 _replace(kind, "_init_group", _without_mode(init_group, mode_class, condition))
     zero_grad = torch.optim.Optimizer.zero_grad

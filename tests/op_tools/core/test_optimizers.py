@@ -50,6 +50,11 @@ def test_calls_do_not_grow_with_the_number_of_parameters(device, kind, detours):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_calls_do_not_grow_once_torch_compile_was_used(device, detours):
+    torch.compile(torch.neg, backend="eager")(torch.ones(1))  # Dynamo wraps functions of torch.optim
+    test_calls_do_not_grow_with_the_number_of_parameters(device, "SGD", detours)
+
+
 def test_the_state_of_the_first_step_is_seen(device):
     _, optimizer = trained(device, "AdamW", 2)
     with Recorder() as recorder:
