@@ -171,16 +171,19 @@ class Checks:
     # -- what has come back -------------------------------------------------------------------------------------------
 
     def _answer(self, window: Window) -> None:
-        is_finite = window.read()
-        if window.is_second:
-            for checked in window.calls:
-                self._resolve(checked, window)
-        elif not is_finite or self._seen is not None:
-            self._go_through(window)
-        elif self._bad.tensors:
-            for checked in window.calls:
-                if checked.is_silent:
-                    self._is_good_again(checked)
+        try:
+            is_finite = window.read()
+            if window.is_second:
+                for checked in window.calls:
+                    self._resolve(checked, window)
+            elif not is_finite or self._seen is not None:
+                self._go_through(window)
+            elif self._bad.tensors:
+                for checked in window.calls:
+                    if checked.is_silent:
+                        self._is_good_again(checked)
+        finally:
+            window.calls = []  # what is known of changed tensors refers to the window, for as long as these live
 
     def _go_through(self, window: Window) -> None:
         for index, reference in window.before:

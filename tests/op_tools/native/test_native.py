@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import random
 import threading
 import weakref
 
@@ -133,18 +131,6 @@ def test_the_helper_puts_a_call_into_the_same_words(values):
         assert helper.describe_call(values, kwargs) in (None, signature.of_call(values, kwargs))
     for value in values:
         assert helper.describe(value) in (None, signature.of(value))
-
-
-def test_the_helper_writes_times_in_the_same_figures():
-    """As Python does: to the last digit, half way to the even one, and what is no time at all."""
-    draw = random.Random(0)  # noqa: S311
-    values = [0.0, -0.0, -1.5, 5e-324, 1e-300, 5e-9, 0.0005, 0.0625, 0.5, 999.9995, 1e10, 1e15, 1e18, 1e300]
-    values += [value for limit in (1e10, 1e15) for value in (math.nextafter(limit, 0), math.nextafter(limit, 1e99))]
-    values += [draw.uniform(0, 10.0 ** draw.randint(-12, 20)) for _ in range(10_000)]
-    values += [draw.getrandbits(40) / 2 ** draw.randint(0, 60) for _ in range(10_000)]  # many are half way
-    helper = native.library()
-    for value in values:
-        assert helper.decimals(value) == (f"{value:.8f}", f"{value:.3f}"), value.hex()
 
 
 def test_new_gradients_are_told_from_those_that_are_passed_on():

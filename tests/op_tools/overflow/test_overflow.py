@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import math
 import threading
+import weakref
 
 import pytest
 import torch
@@ -1106,3 +1108,14 @@ def test_what_a_call_is_given_is_noted_with_its_versions():
         checked = calls.CheckedCall(OpCall("op", None, args, kwargs, None, 0), None)
         overflow_tool._note_inputs(checked)
         assert (list(checked.versions), checked.size) == (versions, size)
+
+
+def test_what_was_judged_is_not_held(device):
+    """What is known of a tensor that was changed in place refers to the window that it was looked at in."""
+    x = torch.ones(4, device=device)
+    with OpOverflowCheck(verbose=0) as tool:
+        x.add_(1)
+        result = weakref.ref(x * 2)
+        tool._settle(wait=True)
+        gc.collect()
+        assert result() is None
