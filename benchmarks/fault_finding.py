@@ -298,9 +298,12 @@ def _is_rounding(healthy: torch.Tensor, changed: torch.Tensor, exact: torch.Tens
 
 
 def _can_be_compared(op: Any, sample: Any) -> bool:
+    from op_tools.autocompare.arguments import Arguments
     from op_tools.autocompare.judging import random_ops
+    from op_tools.autocompare.observed import ObservedCall
 
-    if random_ops.is_random(f"torch.{op.name}", (sample.input, *sample.args), sample.kwargs):
+    given = Arguments((sample.input, *sample.args), sample.kwargs)
+    if random_ops.is_random(ObservedCall(f"torch.{op.name}", op.op, given, None, None)):
         return False  # attention with dropout
     return isinstance(sample.input, torch.Tensor) or bool(sample.args)
 

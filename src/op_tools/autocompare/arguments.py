@@ -133,6 +133,11 @@ class Arguments:
             found += value if place in form.lists else (value,)
         return found
 
+    @property
+    def are_flat(self) -> bool:
+        """Whether there are surely no tensors inside of lists."""
+        return self._form is not None
+
     def long_lists(self) -> list[range]:
         """Where the leaves of lists with many tensors of one dtype are, as optimizers have them."""
         if self._form is not None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from op_tools.autocompare import report
-from op_tools.autocompare.judging.comparer import Comparer, Comparison, Gradients
-from op_tools.autocompare.observed import ObservedCall
+from op_tools.autocompare.judging.comparer import Comparer, Comparison
+from op_tools.autocompare.observed import ObservedCall, copied
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.report import Outcome
-from op_tools.core import gradients
 from op_tools.core.call import OpCall
-from op_tools.device import host_copies
+from op_tools.core.gradients import Gradients
+from op_tools.device.host_copies import copies_of
 from op_tools.output import messages, paths
 from op_tools.storage import store
 
@@ -59,21 +59,18 @@ class Examiner:
         self,
         call: OpCall,
         observed: ObservedCall,
-        grad_outputs: Gradients,
-        grad_inputs: Gradients,
-        flowing: gradients.Gradients | None = None,
+        gradients: Gradients,
+        flowing: Gradients | None = None,
         reference: Reference | None = None,
     ) -> Outcome:
         """The gradients of a call. `flowing` are the device's own, where the others are copies."""
-        comparison = self.comparer.backward(observed, grad_outputs, grad_inputs, reference)
+        comparison = self.comparer.backward(observed, gradients, reference)
         is_wrong = comparison.is_wrong
         if self._confirm is not None and (is_wrong or comparison.failure):
-            outputs, inputs = host_copies.host_copy((grad_outputs, grad_inputs))
-            flowing = gradients.Gradients(list(grad_inputs), list(grad_outputs))
-            return self._confirm.backward(call, observed.on_host(), outputs, inputs, flowing)
+            return self._confirm.backward(call, observed.on_host(), copied(gradients, copies_of), gradients)
         outcome = Outcome(comparison)
         if is_wrong or self._verbose >= 2:
-            self._tell(call, outcome, "backward", observed, grad_outputs, grad_inputs, flowing)
+            self._tell(call, outcome, "backward", observed, gradients, flowing)
         comparison.run = comparison.gradients = None
         return outcome
 
@@ -83,29 +80,22 @@ class Examiner:
         outcome: Outcome,
         phase: str,
         observed: ObservedCall,
-        grad_outputs: Gradients = (),
-        grad_inputs: Gradients = (),
-        flowing: gradients.Gradients | None = None,
+        gradients: Gradients | None = None,
+        flowing: Gradients | None = None,
     ) -> None:
         """Puts it into words, and saves what is wrong: the first few calls of each place in full."""
-        comparison, is_forward = outcome.comparison, phase == "forward"
-        in_full = True
+        comparison, in_full = outcome.comparison, True
         if comparison.is_wrong:
             key = (call.name, call.where.line(), phase)
             times = self._wrong[key] = self._wrong.get(key, 0) + 1
             in_full = self._verbose >= 2 or times <= _MAX_SHOWN_PER_PLACE
             if times <= _MAX_SHOWN_PER_PLACE:
-                flowed = None if is_forward else (grad_outputs, grad_inputs)
-                outcome.saved = self._saved(call, _saved_parts(observed, comparison, self._place, flowed))
-        if not comparison.rows or not self._verbose:
-            return
-        if not in_full:
-            outcome.text = report.short_text(call, comparison)
-        elif is_forward:
-            outcome.text = report.forward_text(call, observed, comparison, self._place)
-        else:
-            outcome.text = report.backward_text(
-                call, observed, comparison, self._place, grad_outputs, grad_inputs, flowing
+                outcome.saved = self._saved(call, _saved_parts(observed, comparison, self._place, gradients))
+        if comparison.rows and self._verbose:
+            outcome.text = (
+                report.tables_of(call, observed, comparison, self._place, gradients, flowing)
+                if in_full
+                else report.short_text(call, comparison)
             )
 
     def _saved(self, call: OpCall, parts: Iterable[SavedPart]) -> list[str]:
@@ -125,21 +115,20 @@ class Examiner:
 
 
 def _saved_parts(
-    observed: ObservedCall, comparison: Comparison, place: str, flowed: tuple[Gradients, Gradients] | None
+    observed: ObservedCall, comparison: Comparison, place: str, gradients: Gradients | None
 ) -> Iterator[SavedPart]:
-    """What the device has, and what the reference has. `flowed`: gradients of outputs and inputs."""
+    """What the device has, and what the reference has."""
     yield "device", "input", observed.given.args, observed.given.kwargs
     again = None if comparison.run is None else comparison.run.arguments
-    if flowed is None:
+    if gradients is None:
         yield "device", "output", (observed.result,), {}
         if comparison.run is not None and again is not None:
             yield place, "input", again.args, again.kwargs
             yield place, "output", (comparison.run.result,), {}
         return
-    outputs, inputs = flowed
-    yield "device", "grad_outputs", tuple(outputs), {}
-    yield "device", "grad_inputs", tuple(inputs), {}
+    yield "device", "grad_outputs", tuple(gradients.outputs), {}
+    yield "device", "grad_inputs", tuple(gradients.inputs), {}
     if again is not None and comparison.gradients is not None:
         yield place, "input", again.args, again.kwargs
-        yield place, "grad_outputs", tuple(outputs), {}
+        yield place, "grad_outputs", tuple(gradients.outputs), {}
         yield place, "grad_inputs", tuple(comparison.gradients), {}

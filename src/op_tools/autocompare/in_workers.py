@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from op_tools.autocompare.examiner import Examiner
-from op_tools.autocompare.observed import ObservedCall
+from op_tools.autocompare.observed import ObservedCall, copied
 from op_tools.autocompare.on_host import OnHost
-from op_tools.autocompare.pending import PendingCall, PendingCalls
-from op_tools.autocompare.strategy import Deliver, copied_gradients
+from op_tools.autocompare.strategy import Deliver, Pending, PendingCalls
 from op_tools.autocompare.workers.pool import KeptByWorker, Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
@@ -22,15 +21,16 @@ class InWorkers(OnHost):
         super().__init__(examiner, deliver, pending, verbose, defers=False)
         self._workers = workers
 
-    def _compare(self, call: OpCall, seen: ObservedCall, keeps: bool) -> PendingCall | KeptByWorker | None:
+    def _compare(self, call: OpCall, seen: ObservedCall, keeps: bool) -> Pending | None:
         handed_over = self._workers.forward(call, seen, keeps)
         if handed_over is False:
             return super()._compare(call, seen, keeps)
         return handed_over
 
-    def flowed(self, call: OpCall, state: PendingCall | KeptByWorker, gradients: Gradients) -> None:
+    def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
         if isinstance(state, KeptByWorker):
-            state.compare(call, *copied_gradients(gradients, host_copies.copies_of))
+            copies = copied(gradients, host_copies.copies_of)
+            state.compare(call, copies.outputs, copies.inputs)
         else:
             super().flowed(call, state, gradients)
 

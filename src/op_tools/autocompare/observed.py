@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from op_tools.autocompare import places
 from op_tools.autocompare.arguments import Arguments, is_long_list, numbered
 from op_tools.autocompare.foreach_lists import Joined, apart
+from op_tools.core.gradients import Gradients
 from op_tools.device import host_copies
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
@@ -26,7 +27,7 @@ from op_tools.values.tensors import tensors_in
 if TYPE_CHECKING:
     from op_tools.autocompare.reference.runs import Reference, Run
 
-Gradients = Optional[Sequence[Optional[Tensor]]]
+InputGradients = Optional[Sequence[Optional[Tensor]]]  # of a run; one for each tensor among the arguments
 
 
 class CannotCompare(Exception):  # noqa: N818  it never reaches a user as an error
@@ -39,7 +40,7 @@ class Part(NamedTuple):
     role: str
     places: tuple[int, ...]
 
-    def of(self, run: Run, gradients: Gradients) -> Any:
+    def of(self, run: Run, gradients: InputGradients) -> Any:
         """This part of a run."""
         if self.role == "gradient":
             return None if gradients is None else gradients[self.places[0]]
@@ -70,37 +71,21 @@ class Value(NamedTuple):
     alike: tuple[Value, Value] | None = None
 
 
+@dataclass(eq=False)
 class ObservedCall:
     """One call as it was observed on the device."""
 
-    __slots__ = (
-        "autocast", "before", "changed", "chosen", "device", "function", "given", "is_tf32", "kept", "name", "result",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        given: Arguments,
-        kept: Arguments | None,
-        result: Any,
-        autocast: torch.dtype | None = None,
-        chosen: torch.dtype | None = None,
-        is_tf32: bool = False,
-        changed: bool = False,
-        device: torch.device | str | None = None,
-    ) -> None:
-        self.name = name
-        self.function = function
-        self.given = given  # the arguments before the call
-        self.before = given  # the same where `kept` is, if that is elsewhere
-        self.kept = kept  # the arguments after the call; None where nobody looks at them
-        self.result = result
-        self.autocast = autocast  # the dtype of autocast where it was on
-        self.chosen = chosen  # the dtype that autocast should have chosen for this op
-        self.is_tf32 = is_tf32  # the device may have cut float32 down to tf32
-        self.changed = changed  # the call may have worked in place on some of its arguments
-        self.device = device  # where its tensors were, if these are copies
+    name: str
+    function: Callable[..., Any]
+    given: Arguments  # before the call
+    kept: Arguments | None  # the arguments after the call; None where nobody looks at them
+    result: Any
+    autocast: torch.dtype | None = None  # the dtype of autocast where it was on
+    chosen: torch.dtype | None = None  # the dtype that autocast should have chosen for this op
+    is_tf32: bool = False  # the device may have cut float32 down to tf32
+    changed: bool = False  # the call may have worked in place on some of its arguments
+    device: torch.device | str | None = None  # where its tensors were, if these are copies
+    on_device: Arguments | None = None  # `given` where `kept` is, if the reference is given copies elsewhere
 
     # ---- the walk ----------------------------------------------------------------------------------------------------
 
@@ -118,7 +103,8 @@ class ObservedCall:
         if len(got) != len(expected):
             raise CannotCompare(f"{len(got)} results on the device, {len(expected)} as reference")
         names = output_names(self.name, len(got))
-        same = _padded(None if reference.same is None else reference.same.results, len(got))
+        own = reference.same
+        same = own.results if own is not None and len(own.results) == len(got) else (None,) * len(got)
         singles = []
         for place, (name, value) in enumerate(zip(names, got)):
             alike = known.get(id(value)) if known else None
@@ -128,7 +114,7 @@ class ObservedCall:
                     alike=None if alike is None else (alike, alike),
                 )
             )  # fmt: skip
-        if not is_long_list(result):
+        if isinstance(result, Tensor) or not is_long_list(result):
             return found + singles
         first, last = singles[0].alike, singles[-1].alike
         return [*found, _joined(singles, None if first is None or last is None else (first[0], last[0]))]
@@ -136,9 +122,11 @@ class ObservedCall:
     def _inputs(
         self, kept: Arguments, reference: Reference, known: dict[int, Value], joins_unchanged: bool
     ) -> list[Value]:
-        names, changed = self.given.names(self.name, "input"), reference.changed
-        before, after, expected = self.before.leaves, kept.leaves, reference.expected.arguments.leaves
-        same = _padded(None if reference.same is None else reference.same.arguments.leaves, len(names))
+        names = self.given.names(self.name, "input")
+        before, after = (self.on_device or self.given).leaves, kept.leaves
+        expected, own = reference.expected.arguments.leaves, reference.same
+        same = (None,) * len(names) if own is None else own.arguments.leaves
+        changed = reference.changed if self.changed else ()
         singles = []
         for place, name in enumerate(names):
             is_unchanged = place not in changed
@@ -147,6 +135,8 @@ class ObservedCall:
             singles.append(value)
             if not is_unchanged:
                 known[id(value.got)] = value
+        if self.given.are_flat:
+            return singles
         lists: list[Value] = []
         together: set[int] = set()
         for listed in self.given.long_lists():
@@ -159,11 +149,12 @@ class ObservedCall:
             return singles
         return [*lists, *(value for place, value in enumerate(singles) if place not in together)]
 
-    def gradient_values(self, reference: Reference, grad_inputs: Sequence[Tensor | None]) -> list[Value]:
+    def gradient_values(self, reference: Reference, gradients: Gradients) -> list[Value]:
         """The gradients that flowed out of the call's inputs."""
+        names = self.given.gradient_names(self.name)
         expected, same = reference.gradients or (), reference.same_gradients
         found = []
-        for place, (name, got, right) in enumerate(zip(self.given.gradient_names(self.name), grad_inputs, expected)):
+        for place, (name, got, right) in enumerate(zip(names, gradients.inputs, expected)):
             if got is not None and right is not None:
                 own = None if same is None else same[place]
                 found.append(Value(name, got, right, own, Part("gradient", (place,))))
@@ -174,9 +165,7 @@ class ObservedCall:
     def bytes(self) -> int:
         """The memory that it takes."""
         result = self.result
-        return places.bytes_taken(
-            self.given.tensors + ([result] if isinstance(result, Tensor) else tensors_in((result,)))
-        )
+        return bytes_taken(self.given.tensors + ([result] if isinstance(result, Tensor) else tensors_in((result,))))
 
     def depends_on_layout(self) -> bool:
         """True where a copy of the arguments that lies differently in memory means something else."""
@@ -191,10 +180,6 @@ class ObservedCall:
             kept, result = kept.copied_with(result, host_copies.copies_of)
         return ObservedCall(self.name, self.function, self.given.copied(), kept, result, *self.facts())
 
-    def is_elsewhere(self) -> bool:
-        """True where the reference is given copies on the host, and the device has its own."""
-        return self.before is not self.given
-
     def facts(self) -> tuple[torch.dtype | None, torch.dtype | None, bool, bool, torch.device | str | None]:
         """What is known of it beside its values."""
         return self.autocast, self.chosen, self.is_tf32, self.changed, self.device
@@ -208,9 +193,7 @@ class ObservedCall:
             after = given.now() if self.changed else None
         if results is None:
             return None
-        flat = ObservedCall(self.name, self.function, given, after, results, *self.facts())
-        flat.before = self.before
-        return flat
+        return ObservedCall(self.name, self.function, given, after, results, *self.facts(), self.on_device)
 
     def with_lists(self, live: Arguments) -> ObservedCall:
         """A call on lists that cannot be taken as one tensor each, with the lists as they were, and as they are."""
@@ -236,7 +219,7 @@ class ObservedCall:
         """What must be kept of a call until its gradients come."""
         result = self.result
         if catalogue.has(self.name, Trait.DROPOUT):  # its mask can be seen in the result
-            result = host_copies.host_copy(result) if self.is_elsewhere() else result
+            result = host_copies.host_copy(result) if self.on_device is not None else result
         elif isinstance(result, Tensor):
             result = hollow(result.shape, result.dtype, "cpu", result.requires_grad)
         else:
@@ -252,6 +235,14 @@ class ObservedCall:
         return chosen if gave == {chosen} else None
 
 
+def copied(gradients: Gradients, copy: Callable[[list[Tensor]], list[Tensor]]) -> Gradients:
+    """The same gradients, copied by `copy`."""
+    inputs, outputs = gradients.inputs, gradients.outputs
+    copies = iter(copy([one for one in (*inputs, *outputs) if one is not None]))
+    both = [None if one is None else next(copies) for one in (*inputs, *outputs)]
+    return Gradients(both[: len(inputs)], both[len(inputs) :])
+
+
 def _joined(values: list[Value], alike: tuple[Value, Value] | None = None) -> Value:
     """A list of tensors as one value, end to end."""
     first = values[0]
@@ -265,10 +256,10 @@ def _joined(values: list[Value], alike: tuple[Value, Value] | None = None) -> Va
     return Value(name, got, expected, same, part, members=values, alike=alike)
 
 
-def _padded(values: Sequence[Any] | None, count: int) -> Sequence[Any]:
-    if values is None:
-        return (None,) * count
-    return values if len(values) >= count else [*values, *(None,) * (count - len(values))]
+def bytes_taken(tensors: Sequence[Tensor]) -> int:
+    """The memory that they lie in, each piece once."""
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]  # others do not tell
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def end_to_end(tensors: Sequence[Any]) -> Any:

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.foreach_lists import Joined
-from op_tools.autocompare.pending import PendingCall, PendingCalls
-from op_tools.autocompare.strategy import CallInProgress, Deliver, Strategy, clone, wants_gradients
+from op_tools.autocompare.strategy import (
+    CallInProgress,
+    Deliver,
+    Pending,
+    PendingCall,
+    PendingCalls,
+    Strategy,
+    clone,
+    wants_gradients,
+)
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 
@@ -30,7 +38,7 @@ class OnDevice(Strategy):
             state.given = (state.joined() if self._deferred is not None else None) or state.live.mapped(clone)
         return state
 
-    def after(self, call: OpCall, state: CallInProgress) -> PendingCall | None:
+    def after(self, call: OpCall, state: CallInProgress) -> Pending | None:
         if state.is_view(call):
             return self._after_view(call, state)
         given = state.given
@@ -52,12 +60,12 @@ class OnDevice(Strategy):
             reference = self._deferred.forward(call, seen, keeps and not seen.depends_on_layout())
         return self._keep(seen, reference) if keeps else None
 
-    def flowed(self, call: OpCall, state: PendingCall, gradients: Gradients) -> None:
+    def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
+        assert isinstance(state, PendingCall)
         reference, seen = state.reference, state.taken()
         if seen is None or self._is_same_gradient(call, seen, gradients):
             return  # None: a second pass over the same graph
         if self._deferred is not None:
-            self._deferred.backward(call, seen, reference, gradients.outputs, gradients.inputs)
-            return
-        outputs, inputs = gradients.outputs, gradients.inputs
-        self._deliver(call, self._examiner.backward(call, seen, outputs, inputs, gradients, reference))
+            self._deferred.backward(call, seen, reference, gradients)
+        else:
+            self._deliver(call, self._examiner.backward(call, seen, gradients, gradients, reference))

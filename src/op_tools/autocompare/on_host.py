@@ -14,20 +14,20 @@ from torch import Tensor
 
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.foreach_lists import Joined
-from op_tools.autocompare.observed import ObservedCall
-from op_tools.autocompare.pending import PendingCall, PendingCalls
+from op_tools.autocompare.observed import ObservedCall, copied
 from op_tools.autocompare.prefilter import screen
 from op_tools.autocompare.strategy import (
     CallInProgress,
     Deliver,
+    Pending,
+    PendingCall,
+    PendingCalls,
     Strategy,
     clone,
     clones_of,
-    copied_gradients,
     device_of,
     wants_gradients,
 )
-from op_tools.autocompare.workers.pool import KeptByWorker
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.device import host_copies
@@ -54,42 +54,43 @@ class OnHost(Strategy):
                     state.before = together or state.live.mapped(clone)
         return state
 
-    def after(self, call: OpCall, state: CallInProgress) -> PendingCall | KeptByWorker | None:
+    def after(self, call: OpCall, state: CallInProgress) -> Pending | None:
         if state.is_view(call):
             return self._after_view(call, state)
         given = state.live.copied() if state.given is None else state.given
+        keeps = wants_gradients(call)
         seen = state.observed(call, given, device_of(call))
         if isinstance(given, Joined):
             self._compare_lists(call, seen)
             return None
-        keeps = wants_gradients(call)
         if self._deferred is not None and state.before is not None:
             with contextlib.suppress(screen.OUT_OF_MEMORY):
                 # copies, on the device: nobody changes them before they are looked at
                 seen.kept, seen.result = state.live.copied_with(call.result, clones_of)
                 reference = self._deferred.forward(call, seen, keeps and not seen.depends_on_layout())
                 return self._keep(seen, reference) if keeps else None
-            seen.before = given
+            seen.on_device = None
         seen.kept, seen.result = state.live.copied_with(call.result, host_copies.copies_of)
         return self._compare(call, seen, keeps)
 
-    def _compare(self, call: OpCall, seen: ObservedCall, keeps: bool) -> PendingCall | KeptByWorker | None:
+    def _compare(self, call: OpCall, seen: ObservedCall, keeps: bool) -> Pending | None:
         """All of it is on the host."""
         outcome = self._examiner.forward(call, seen, keeps)
         reference, outcome.comparison.reference = outcome.comparison.reference, None
         self._deliver(call, outcome)
         return self._keep(seen, reference) if keeps else None
 
-    def flowed(self, call: OpCall, state: PendingCall, gradients: Gradients) -> None:
+    def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
+        assert isinstance(state, PendingCall)
         reference, seen = state.reference, state.taken()
         if seen is None or self._is_same_gradient(call, seen, gradients):
             return  # None: a second pass over the same graph
         if self._deferred is not None and self._device_looks_first(gradients.outputs):
             with contextlib.suppress(screen.OUT_OF_MEMORY):
-                self._deferred.backward(call, seen, reference, *copied_gradients(gradients, clones_of))
+                self._deferred.backward(call, seen, reference, copied(gradients, clones_of))
                 return
-        outputs, inputs = copied_gradients(gradients, host_copies.copies_of)
-        self._deliver(call, self._examiner.backward(call, seen, outputs, inputs, gradients, reference))
+        copies = copied(gradients, host_copies.copies_of)
+        self._deliver(call, self._examiner.backward(call, seen, copies, gradients, reference))
 
     def _device_looks_first(self, tensors: list[Any]) -> bool:
         """Whether one of these tensors is on a device that is quick enough."""

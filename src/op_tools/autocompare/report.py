@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from op_tools.autocompare.judging.comparer import Comparison, Gradients
+from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.measures import EQUAL
 from op_tools.autocompare.judging.verdict import RIGHT, Row
 from op_tools.autocompare.observed import ObservedCall
-from op_tools.core import gradients
 from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
 from op_tools.output import messages, tables
 from op_tools.output.csv_files import CsvFile, cell
 from op_tools.values import trees
@@ -22,30 +22,12 @@ _MAX_SUMMARY_ROWS = 30
 # the contract's columns …
 TABLE = ("name", "allclose", "max_abs_diff", "max_relative_diff", "atol", "rtol", "error_info")
 CSV = (
-    "forward_id",
-    "name",
-    "allclose",
-    "cosine_similarity",
-    "max_abs_diff",
-    "max_relative_diff",
-    "atol",
-    "rtol",
+    "forward_id", "name", "allclose", "cosine_similarity", "max_abs_diff", "max_relative_diff", "atol", "rtol",
     "error_info",
     # … and ours
-    "cosine_distance",
-    "max_ulp",
-    "mean_ulp",
-    "rmse_ratio",
-    "first_bad_index",
-    "bad_share",
-    "nonfinite_mismatch",
-    "verdict",
-    "reason",
-    "severity",
-    "step",
-    "module",
-    "where",
-)
+    "cosine_distance", "max_ulp", "mean_ulp", "rmse_ratio", "first_bad_index", "bad_share", "nonfinite_mismatch",
+    "verdict", "reason", "severity", "step", "module", "where",
+)  # fmt: skip
 
 
 def csv_lines(call: OpCall, rows: Sequence[Row]) -> str:
@@ -93,36 +75,33 @@ def _short(value: float) -> str:
 _TableRow = tuple[str, ...]
 
 
-def forward_text(call: OpCall, observed: ObservedCall, comparison: Comparison, place: str) -> str:
-    """Inputs and outputs, those of the reference, which is at `place`, and how they compare."""
-    return _text(call, comparison, _forward_rows(call, observed, comparison, place))
-
-
-def backward_text(
+def tables_of(
     call: OpCall,
     observed: ObservedCall,
     comparison: Comparison,
     place: str,
-    outputs: Gradients,
-    inputs: Gradients,
-    flowing: gradients.Gradients | None,
+    gradients: Gradients | None,
+    flowing: Gradients | None,
 ) -> str:
-    """The same of the gradients. `flowing` are the device's own, where the others are copies."""
-    return _text(call, comparison, _backward_rows(observed, outputs, inputs, flowing, comparison, place))
+    """Inputs and outputs, or gradients, those of the reference, which is at `place`, and how they compare.
 
-
-def short_text(call: OpCall, comparison: Comparison) -> str:
-    """For a wrong call of a place of which enough were shown."""
-    return f"forward_id: {call.id} {_reasons(comparison)}"
-
-
-def _text(call: OpCall, comparison: Comparison, rows: list[_TableRow]) -> str:
+    `flowing` are the device's own gradients, where the others are copies.
+    """
+    if gradients is None:
+        rows = _forward_rows(call, observed, comparison, place)
+    else:
+        rows = _backward_rows(observed, gradients, flowing, comparison, place)
     parts = [_heading(call, comparison), tables.table(tables.ARGUMENT_COLUMNS, rows)]
     # as the contract has it
     parts.append(tables.table(TABLE, [_table_row(row) for row in comparison.rows], keep_empty=True))
     if comparison.is_wrong:
         parts.append(_reasons(comparison))
     return "\n\n\n" + "\n".join(parts) + "\n\n"
+
+
+def short_text(call: OpCall, comparison: Comparison) -> str:
+    """For a wrong call of a place of which enough were shown."""
+    return f"forward_id: {call.id} {_reasons(comparison)}"
 
 
 def _forward_rows(call: OpCall, observed: ObservedCall, comparison: Comparison, place: str) -> list[_TableRow]:
@@ -140,18 +119,11 @@ def _forward_rows(call: OpCall, observed: ObservedCall, comparison: Comparison, 
 
 
 def _backward_rows(
-    observed: ObservedCall,
-    outputs: Gradients,
-    inputs: Gradients,
-    flowing: gradients.Gradients | None,
-    comparison: Comparison,
-    place: str,
+    observed: ObservedCall, gradients: Gradients, flowing: Gradients | None, comparison: Comparison, place: str
 ) -> list[_TableRow]:
-    name = observed.name
-    if flowing is not None:
-        outputs, inputs = flowing.outputs, flowing.inputs
-    rows = tables.argument_rows(name, "grad_outputs", trees.arguments(tuple(outputs), {}))
-    rows += tables.argument_rows(name, "grad_inputs", trees.arguments(tuple(inputs), {}))
+    name, shown = observed.name, gradients if flowing is None else flowing
+    rows = tables.argument_rows(name, "grad_outputs", trees.arguments(tuple(shown.outputs), {}))
+    rows += tables.argument_rows(name, "grad_inputs", trees.arguments(tuple(shown.inputs), {}))
     if flowing is None:
         rows = _as_on_device(rows, observed)
     if comparison.gradients is not None:

@@ -7,8 +7,10 @@ device itself (on_device.py), in other processes (in_workers.py). OpAutoCompare 
 from __future__ import annotations
 
 import functools
+import math
+import threading
 from collections.abc import Iterable
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Union
 
 import torch
 from torch import Tensor
@@ -17,19 +19,26 @@ from op_tools.autocompare import foreach_lists, views
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.observed import ObservedCall, hollow_like
-from op_tools.autocompare.pending import PendingCall, PendingCalls
-from op_tools.autocompare.prefilter.later import Later
+from op_tools.autocompare.prefilter.later import Later, free_memory
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.report import Outcome
+from op_tools.autocompare.workers.pool import KeptByWorker
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
-from op_tools.ops import autocast_policy, catalogue, silent_writes
+from op_tools.ops import autocast_policy, catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
+from op_tools.ops.silent_writes import REGISTERED, silent_places, silently_written
+from op_tools.output import messages
 from op_tools.values.tensors import requires_grad, tensors_in, versions_of
 
+# times the bytes of a call: about what a run of it in float64 takes, with what it keeps for its gradients
+_GRAPH_TO_CALL_BYTES = 8
+_MAX_GRAPH_SHARE = 1 / 2  # of the limit
+_MAX_GRAPH_SHARE_OF_DEVICE = 1 / 4  # of what is free at first
+
 Deliver = Callable[[OpCall, Outcome], None]
-OptionalTensors = list[Optional[Tensor]]
+Pending = Union["PendingCall", KeptByWorker]  # a call that waits for its gradients
 
 
 class CallInProgress:
@@ -46,10 +55,7 @@ class CallInProgress:
         self.works_in_place = (
             _is_called_in_place(name)
             or (bool(kwargs) and ("out" in kwargs or bool(kwargs.get("inplace"))))
-            or (
-                silent_writes.may_write_silently(name, isinstance(call.func, silent_writes.REGISTERED))
-                and bool(silent_writes.silently_written(name, call.func, call.args, kwargs))
-            )
+            or (_may_write(name, call.func) and bool(silently_written(name, call.func, call.args, kwargs)))
         )
         # whether it has changed something need not be found out where it is known
         self._versions = [] if self.works_in_place else versions_of(tensors)
@@ -73,11 +79,8 @@ class CallInProgress:
         """After the call. `device`: where its tensors are, if those given are copies."""
         # there are ops that write without counting, known ones and perhaps unknown ones
         changed = self.works_in_place or catalogue.of(self._name) is None or self._has_changed()
-        seen = ObservedCall(
-            call.name, call.func, given, None, call.result, *self._policy, self._is_tf32, changed, device
-        )
-        seen.before = given if self.before is None else self.before
-        return seen
+        facts = (*self._policy, self._is_tf32, changed, device, self.before)
+        return ObservedCall(call.name, call.func, given, None, call.result, *facts)
 
     def _has_changed(self) -> bool:
         now = versions_of(self.live.tensors)
@@ -98,16 +101,18 @@ class Strategy:
         self._pending = pending
         self._verbose = verbose
         # at 2 every call is shown with the reference's tensors
-        self._deferred = Later(self._comparer, examiner, deliver) if defers and verbose < 2 else None
+        self._deferred = Later(examiner, deliver) if defers and verbose < 2 else None
 
-    def before(self, call: OpCall) -> CallInProgress | None:
+    def before(self, call: OpCall) -> CallInProgress:
+        """Before the call runs."""
         raise NotImplementedError
 
-    def after(self, call: OpCall, state: CallInProgress) -> Any:
-        """What it returns is handed to `flowed` when gradients flow."""
+    def after(self, call: OpCall, state: CallInProgress) -> Pending | None:
+        """When it has run. What is returned is handed to `flowed` when gradients flow."""
         raise NotImplementedError
 
-    def flowed(self, call: OpCall, state: Any, gradients: Gradients) -> None:
+    def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
+        """In backward, with the gradients at the call's edge."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -128,7 +133,10 @@ class Strategy:
 
     def _keep(self, seen: ObservedCall, reference: Reference | None) -> PendingCall | None:
         """What waits for the gradients of a call."""
-        return None if seen.depends_on_layout() else self._pending.add(seen.for_backward(), reference)
+        if seen.depends_on_layout():
+            return None
+        kept = seen.for_backward()
+        return self._pending.add(kept, kept.bytes(), reference)
 
     def _compare_lists(self, call: OpCall, seen: ObservedCall) -> None:
         """An optimizer's op on lists, each of them as one tensor; only if that is wrong, tensor by tensor."""
@@ -136,7 +144,7 @@ class Strategy:
         if flat is None:
             whole = seen.with_lists(Arguments(call.args, call.kwargs))
             self._deliver(call, self._examiner.forward(call, whole if self.on_device else whole.on_host()))
-        elif self._deferred is not None and (self.on_device or flat.is_elsewhere()):
+        elif self._deferred is not None and (self.on_device or flat.on_device is not None):
             self._deferred.lists(call, flat)
         else:
             flat = flat.on_host()
@@ -151,8 +159,81 @@ class Strategy:
             return False
         if not views.hands_back_memory(seen.function, seen.given, gradients.outputs, gradients.inputs):
             return False
-        self._deliver(call, Outcome(self._comparer.same_gradient(seen, gradients.inputs)))
+        self._deliver(call, Outcome(self._comparer.same_gradient(seen, gradients)))
         return True
+
+
+# ---- calls that wait for their gradients -----------------------------------------------------------------------------
+
+
+class PendingCalls:
+    """Calls that wait for their gradients, up to so many bytes of host memory."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._max_graph_bytes: float | None = None
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def add(self, call: ObservedCall, size: int, reference: Reference | None) -> PendingCall | None:
+        """`size`: the bytes of the call. None where there is no room: the call's gradients will not be compared.
+
+        A run in higher precision takes more: it is cached while memory allows, otherwise recomputed.
+        """
+        with self._lock:
+            if reference is not None:
+                if self._max_graph_bytes is None:
+                    self._max_graph_bytes = self._room_for_graphs(call)
+                if self._used + _GRAPH_TO_CALL_BYTES * size <= self._max_graph_bytes:
+                    size *= _GRAPH_TO_CALL_BYTES
+                    reference.observed = call  # it holds no more of the call than this
+                else:
+                    reference = None
+            if self._used + size > self._limit:
+                messages.complain_once(
+                    "autocompare",
+                    "memory",
+                    text=f"OpAutoCompare: {self._used:,} bytes of inputs wait for gradients; until some have come, "
+                    "those of further calls are not compared (OP_AUTOCOMPARE_MEMORY, or memory=, sets the limit)",
+                )
+                return None
+            self._used += size
+        return PendingCall(call, reference, size, self)
+
+    def _room_for_graphs(self, call: ObservedCall) -> float:
+        device = next((tensor.device for tensor in call.given.tensors if not tensor.is_cpu), None)
+        on_device = math.inf if device is None else free_memory(device) * _MAX_GRAPH_SHARE_OF_DEVICE
+        return min(self._limit * _MAX_GRAPH_SHARE, on_device)
+
+    def free(self, size: int) -> None:
+        with self._lock:
+            self._used -= size
+
+
+class PendingCall:
+    """One call that waits; its memory is free when the gradients have come, or never will."""
+
+    __slots__ = ("_call", "_calls", "_size", "_versions", "reference")
+
+    def __init__(self, call: ObservedCall, reference: Reference | None, size: int, calls: PendingCalls) -> None:
+        self._call: ObservedCall | None = call
+        self.reference = reference
+        self._size = size
+        self._calls = calls
+        self._versions = versions_of(call.given.tensors)
+
+    def taken(self) -> ObservedCall | None:
+        """None where it was taken already, or where the program has changed an argument meanwhile."""
+        call, self._call, self.reference = self._call, None, None
+        self._calls.free(self._size)
+        self._size = 0
+        if call is None or self._versions != versions_of(call.given.tensors):
+            return None
+        return call
+
+    def __del__(self) -> None:
+        if self._size:
+            self._calls.free(self._size)
 
 
 # ---- asked of every call ---------------------------------------------------------------------------------------------
@@ -188,12 +269,9 @@ def clones_of(tensors: list[Tensor]) -> list[Tensor]:
     return [made[id(tensor)] for tensor in tensors]
 
 
-def copied_gradients(gradients: Gradients, copy: Callable[[list[Tensor]], list[Tensor]]) -> tuple[OptionalTensors, ...]:
-    """Those of the outputs, and those of the inputs."""
-    outputs, inputs = gradients.outputs, gradients.inputs
-    copies = iter(copy([one for one in (*outputs, *inputs) if one is not None]))
-    both = [None if one is None else next(copies) for one in (*outputs, *inputs)]
-    return both[: len(outputs)], both[len(outputs) :]
+def _may_write(name: str, func: Any) -> bool:
+    """Whether the op writes into arguments without counting up their versions, at least at times."""
+    return bool(silent_places(name, func if isinstance(func, REGISTERED) else None)[0])
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -8,23 +8,23 @@ import os
 import sys
 from collections.abc import Container, Iterable
 from types import TracebackType
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from op_tools import settings
-from op_tools.autocompare import places, report
+from op_tools.autocompare import report
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.in_workers import InWorkers
 from op_tools.autocompare.judging.comparer import Comparer
 from op_tools.autocompare.judging.limits import DEVICE_ALONE_SLACK, Tolerances
 from op_tools.autocompare.on_device import OnDevice
 from op_tools.autocompare.on_host import OnHost
-from op_tools.autocompare.pending import PendingCall, PendingCalls
+from op_tools.autocompare.prefilter import first_look
 from op_tools.autocompare.reference import runs
-from op_tools.autocompare.strategy import CallInProgress, Strategy
-from op_tools.autocompare.workers.pool import KeptByWorker, Workers
+from op_tools.autocompare.strategy import CallInProgress, Pending, PendingCalls, Strategy
+from op_tools.autocompare.workers.pool import Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.session import stop_everything
@@ -40,7 +40,7 @@ _MAX_KNOWN_CALLS = 200_000  # distinct calls that are remembered
 _MAX_COMPARED_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
 
 
-class OpAutoCompare(Tool[Optional[CallInProgress], Union[PendingCall, KeptByWorker]]):
+class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
     """Compares inputs, outputs and gradients of every op call with those of a reference.
 
     `reference`: "cpu", "device" (the same device in higher precision) or "device,cpu" (the CPU confirms). `once`: each
@@ -88,7 +88,7 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Union[PendingCall, KeptByWork
             self.steps = _Every(every, self.steps)
         if count and reference != "cpu":
             raise SettingError("worker processes compare with the CPU: worker= needs reference='cpu'")
-        places.choose_way()
+        first_look.choose_way()
         runs.silence()
         csv = CsvFile(paths.autocompare_csv(self.out), report.CSV, settings.MAX_CACHE_SIZE.get())
         self._report = report.Report(csv)
@@ -100,7 +100,7 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Union[PendingCall, KeptByWork
 
     def _chosen_strategy(self, reference: str, count: int, limit: int) -> Strategy:
         tolerances, cast_table = Tolerances(), read_cast_tables().cast_table
-        on_cpu = Examiner(Comparer(tolerances, cast_table), self.verbose, self.out)
+        on_cpu = Examiner(Comparer(tolerances, runs.References(cast_table)), self.verbose, self.out)
         deliver, pending = self._report.take, PendingCalls(limit)
         if count:
             workers = Workers(count, self.verbose, self.out, limit, deliver)
@@ -108,8 +108,10 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Union[PendingCall, KeptByWork
         if reference == "cpu":
             return OnHost(on_cpu, deliver, pending, self.verbose)
         confirms = reference == "device,cpu"
-        comparer = Comparer(tolerances, cast_table, True, 1.0 if confirms else DEVICE_ALONE_SLACK)
-        examiner = Examiner(comparer, self.verbose, self.out, "reference", on_cpu if confirms else None)
+        references = runs.References(cast_table, True, 1.0 if confirms else DEVICE_ALONE_SLACK)
+        examiner = Examiner(
+            Comparer(tolerances, references), self.verbose, self.out, "reference", on_cpu if confirms else None
+        )
         return OnDevice(examiner, deliver, pending, self.verbose)
 
     def stopped(self) -> None:
@@ -148,10 +150,10 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Union[PendingCall, KeptByWork
             return None
         return self._strategy.before(call)
 
-    def after(self, call: OpCall, state: CallInProgress | None) -> PendingCall | KeptByWorker | None:
+    def after(self, call: OpCall, state: CallInProgress | None) -> Pending | None:
         return None if state is None else self._strategy.after(call, state)
 
-    def flowed(self, call: OpCall, state: PendingCall | KeptByWorker, gradients: Gradients) -> None:
+    def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
         self._strategy.flowed(call, state, gradients)
 
     def _is_known(self, call: OpCall) -> bool:

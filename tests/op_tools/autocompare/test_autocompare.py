@@ -30,8 +30,9 @@ from op_tools.autocompare.judging.limits import Tolerances
 from op_tools.autocompare.judging.sensitivity import Sensitivity
 from op_tools.autocompare.observed import ObservedCall
 from op_tools.autocompare.prefilter import fused, later, screen
-from op_tools.autocompare.reference.runs import Run, run
+from op_tools.autocompare.reference.runs import References, Run, run
 from op_tools.autocompare.reference.ways import Way
+from op_tools.core.gradients import Gradients
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.output import messages
 
@@ -47,10 +48,10 @@ def _who_looks(request, monkeypatch):
 
 def compare_call(name, function, given, result, grad_outputs=None, grad_inputs=()):
     """One call that was seen elsewhere, forward, and backward where there are gradients."""
-    comparer = Comparer(Tolerances(), lambda name: None)
+    comparer = Comparer(Tolerances(), References(lambda name: None))
     call = ObservedCall(name, function, given, None, result, changed=True)
     found = [comparer.forward(call)]
-    return found if grad_outputs is None else [*found, comparer.backward(call, grad_outputs, grad_inputs)]
+    return found if grad_outputs is None else [*found, comparer.backward(call, Gradients(grad_inputs, grad_outputs))]
 
 
 class Net(nn.Module):
@@ -428,7 +429,7 @@ def test_without_room_for_an_allowance_there_is_a_full_look(device, monkeypatch)
         functional.cross_entropy(logits, target).backward()
         with torch.no_grad():
             logits.mul_(1)  # before that, what depends on it is decided
-        assert tool._strategy._deferred._lenient
+        assert tool._strategy._deferred._first_look.lenient
         with monkeypatch.context() as patch:
             patch.setattr(Sensitivity, "_sizes_in_gradient", full)
             functional.cross_entropy(logits, target).backward()
@@ -447,7 +448,7 @@ def test_leniency_excuses_no_fault(device):
         for _ in range(2):
             functional.scaled_dot_product_attention(*certain, is_causal=True).backward(arrived)
             arrived.mul_(1)  # before that, what depends on it is decided
-        assert "torch.nn.functional.scaled_dot_product_attention" in tool._strategy._deferred._lenient
+        assert "torch.nn.functional.scaled_dot_product_attention" in tool._strategy._deferred._first_look.lenient
         with faults.inject(f"{kernel}: scale=1.02, {ONLY_THE_PROGRAMS_CALL}"):
             functional.scaled_dot_product_attention(*usual).sum().backward()
     assert {one.name for one in tool.summary.ranked()} == {"torch.nn.functional.scaled_dot_product_attention"}
@@ -512,8 +513,8 @@ def test_tf32_is_right_where_it_is_allowed(allowed, factor, is_right):
     gradients = [factor * (cut_off(gradient) @ cut_off(weight)), factor * (cut_off(gradient).t() @ cut_off(x))]
     seen = ObservedCall("torch.nn.functional.linear", functional.linear, Arguments((x, weight), {}), None, result)
     seen.is_tf32 = allowed
-    comparer = Comparer(Tolerances(), lambda name: None)
-    for comparison in (comparer.forward(seen), comparer.backward(seen, [gradient], gradients)):
+    comparer = Comparer(Tolerances(), References(lambda name: None))
+    for comparison in (comparer.forward(seen), comparer.backward(seen, Gradients(gradients, [gradient]))):
         assert [row.is_wrong for row in comparison.rows] == [not is_right] * len(comparison.rows)
 
 

@@ -12,7 +12,7 @@ import torch
 from op_tools.autocompare.judging import verdict
 from op_tools.autocompare.judging.limits import Tolerance, precision_of
 from op_tools.autocompare.prefilter import fused, screen
-from op_tools.autocompare.prefilter.screen import Look
+from op_tools.autocompare.prefilter.first_look import Look
 
 HERE = torch.device("cpu")
 

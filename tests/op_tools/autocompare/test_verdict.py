@@ -10,15 +10,16 @@ import torch
 
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.judging import error_statistics, measures, sensitivity, verdict
-from op_tools.autocompare.judging.comparer import Comparer
-from op_tools.autocompare.judging.limits import LOW_SUMS, Tolerance, Tolerances, precision_of
+from op_tools.autocompare.judging.limits import LOW_SUMS, Tolerance, precision_of
 from op_tools.autocompare.judging.measures import same_bits
 from op_tools.autocompare.judging.verdict import judge, judge_exact
 from op_tools.autocompare.observed import ObservedCall, Part
-from op_tools.autocompare.prefilter.screen import Look, Screen
+from op_tools.autocompare.prefilter.first_look import Look
+from op_tools.autocompare.prefilter.screen import Screen
+from op_tools.autocompare.reference.runs import References
 
 ANY = Tolerance(1e-3, 1e-3)
-COMPARER = Comparer(Tolerances(), lambda name: None)
+REFERENCES = References(lambda name: None)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -374,7 +375,7 @@ def test_a_second_look_at_gradients_has_runs_of_its_own():
     """Those at the results were made before there were gradients."""
     x = torch.randn(20, requires_grad=True)
     call = ObservedCall("torch.sin", torch.sin, Arguments((x,), {}), None, x.sin())
-    reference = COMPARER.reference(call, with_graph=True)
+    reference = REFERENCES.of(call, with_graph=True)
     precision = precision_of(torch.float32)
     assert sensitivity.of(reference).sensitivity(Part("output", (0,)), precision, 1) is not None
     assert reference.run_backward([torch.ones(20)])
@@ -383,7 +384,7 @@ def test_a_second_look_at_gradients_has_runs_of_its_own():
 
 def test_runs_are_let_go_at_once():
     x = torch.randn(20)
-    reference = COMPARER.reference(ObservedCall("torch.sin", torch.sin, Arguments((x,), {}), None, x.sin()))
+    reference = REFERENCES.of(ObservedCall("torch.sin", torch.sin, Arguments((x,), {}), None, x.sin()))
     sensitivity.of(reference).sensitivity(Part("output", (0,)), precision_of(torch.float32), 1)
     known = weakref.ref(reference)
     del reference

@@ -43,9 +43,13 @@ def rows_of(values: Sequence[Value], reference: Reference, tolerances: Tolerance
 
 
 def _row(value: Value, reference: Reference, tolerances: Tolerances) -> Row:
-    name, got, expected, same, part = value[:5]
-    if value.is_unchanged:
-        return _unchanged(name, value.before, got, expected, tolerances.of(reference.name, value.before))
+    name, got, expected, same, part, is_unchanged, before, _, _ = value
+    if is_unchanged:
+        of_tensor = isinstance(before, Tensor)
+        tolerance = (
+            tolerances.for_dtype(reference.name, before.dtype) if of_tensor else tolerances.of(reference.name, before)
+        )
+        return _unchanged(name, before, got, expected, tolerance)
     if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
         tolerance = tolerances.of(reference.name, got)
         return Row(name, verdict.judge_plain(got, expected, same, tolerance), *tolerance)
@@ -79,7 +83,13 @@ def _numbers(value: Value, reference: Reference, tolerance: Tolerance) -> Verdic
     precision, part = reference.precision(value.got, value.same), value.part
     got, expected, same = dense(value.got), dense(value.expected), None if value.same is None else dense(value.same)
     if same is not None and (same_bits(got, same) or verdict.is_as_good(got, same, precision)):
-        return _measured(got, expected, same, precision, tolerance)
+        # as good as the CPU in the same dtype: right, and only to be measured
+        if got.numel() and not got.is_complex():
+            measures = measured(got, expected, same, precision, tolerance)
+            if measures is not None:
+                return Verdict(True, "", measures)
+            got, expected, same = got.reshape(-1), expected.reshape(-1), same.reshape(-1)
+        return verdict.judge(got, expected, same, precision, tolerance)._replace(right=True, reason="")
     judged = verdict.judge(got, expected, same, precision, tolerance)
     if judged.right:
         return judged
@@ -100,16 +110,6 @@ def _numbers(value: Value, reference: Reference, tolerance: Tolerance) -> Verdic
             if judged.right:
                 return judged
     return judged
-
-
-def _measured(got: Tensor, expected: Tensor, same: Tensor, precision: Precision, tolerance: Tolerance) -> Verdict:
-    """For a result that is as good as that of the CPU in the same dtype: right, and only to be measured."""
-    if got.numel() and not got.is_complex():
-        measures = measured(got, expected, same, precision, tolerance)
-        if measures is not None:
-            return Verdict(True, "", measures)
-        got, expected, same = got.reshape(-1), expected.reshape(-1), same.reshape(-1)
-    return verdict.judge(got, expected, same, precision, tolerance)._replace(right=True, reason="")
 
 
 def _with_ties_summed(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from op_tools.autocompare.judging.limits import (
 from op_tools.autocompare.judging.measures import EQUAL
 from op_tools.autocompare.judging.verdict import Row, Verdict, error_info
 from op_tools.autocompare.observed import ObservedCall
+from op_tools.core.gradients import Gradients
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.distributions import Draws, argument
@@ -39,8 +39,9 @@ _RANDOM_AT_TIMES = (
 )  # fmt: skip
 
 
-def is_random(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_random(call: ObservedCall) -> bool:
     """True where this call's result depends on random numbers: dropout in training, not in evaluation."""
+    name, args, kwargs = call.name, call.given.args, call.given.kwargs
     base = normalized(name).base
     if catalogue.has(name, Trait.RANDOM):
         if catalogue.has(name, Trait.DROPOUT) or base in ("alpha_dropout", "feature_alpha_dropout"):
@@ -85,14 +86,10 @@ def forward_rows(call: ObservedCall, tolerances: Tolerances) -> list[Row]:
     return [Row(f"{call.name} output", judged, *tolerances.of(call.name, result))]
 
 
-def backward_rows(
-    call: ObservedCall,
-    grad_outputs: Sequence[Tensor | None],
-    grad_inputs: Sequence[Tensor | None],
-    tolerances: Tolerances,
-) -> list[Row]:
+def backward_rows(call: ObservedCall, gradients: Gradients, tolerances: Tolerances) -> list[Row]:
     """The gradient of dropout must have gone through its mask; nothing for other random ops."""
-    result, arrived, got = next(trees.tensors(call.result), None), grad_outputs[0], grad_inputs[0]
+    result = next(trees.tensors(call.result), None)
+    arrived, got = gradients.outputs[0], gradients.inputs[0]
     if not catalogue.has(call.name, Trait.DROPOUT) or result is None or arrived is None or got is None:
         return []
     given, rate = call.given.tensors[0].detach(), drop_rate(call.given.args, call.given.kwargs)

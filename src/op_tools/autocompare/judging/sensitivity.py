@@ -18,7 +18,7 @@ from torch import Tensor
 from op_tools.autocompare.judging import attention
 from op_tools.autocompare.judging.limits import MOVES, SENSITIVITY_MARGIN, Precision, rounding_of
 from op_tools.autocompare.judging.measures import dense, differing
-from op_tools.autocompare.observed import Gradients, Part
+from op_tools.autocompare.observed import InputGradients, Part
 from op_tools.autocompare.reference.runs import Reference, Run
 from op_tools.autocompare.reference.ways import moved_by, with_zeros
 from op_tools.ops import catalogue
@@ -41,8 +41,8 @@ class Sensitivity:
         # whose it is: memory must not wait for the garbage collector
         self._reference: Reference = weakref.proxy(reference)
         self._traits = reference.ways.traits
-        self._moved: dict[float, list[list[tuple[Run, Gradients]]]] = {}
-        self._with_zeros: list[tuple[Run, Gradients]] | None = None
+        self._moved: dict[float, list[list[tuple[Run, InputGradients]]]] = {}
+        self._with_zeros: list[tuple[Run, InputGradients]] | None = None
         self._sizes_in_attention: list[Tensor] | None = None
 
     def allowance(self, part: Part, precision: Precision) -> Tensor | None:
@@ -136,7 +136,7 @@ class Sensitivity:
             if isinstance(value, Tensor) and value.shape == expected.shape:
                 yield dense(value)
 
-    def _moved_runs(self, amount: float, moves: int) -> list[tuple[Run, Gradients]]:
+    def _moved_runs(self, amount: float, moves: int) -> list[tuple[Run, InputGradients]]:
         """The call in higher precision with its inputs a rounding error away, so many times."""
         known = self._moved.setdefault(amount, [])
         for seed in range(len(known), moves):

@@ -21,7 +21,7 @@ from op_tools.output import messages
 from op_tools.values.tensors import with_memory
 
 if TYPE_CHECKING:
-    from op_tools.autocompare.prefilter.screen import Look
+    from op_tools.autocompare.prefilter.first_look import Look
 
 _IS_CUDA = torch.version.cuda is not None or torch.version.hip is not None  # others may call themselves so (ditorch)
 SLOTS = 128  # programs for each pair
@@ -133,7 +133,7 @@ def _checked(device: torch.device) -> Any:
 
 
 def _compare_with_torch(kernels: Any, device: torch.device) -> None:
-    from op_tools.autocompare.prefilter.screen import Look
+    from op_tools.autocompare.prefilter.first_look import Look
 
     tolerance = Tolerance(1e-3, 1e-3)
     generator = torch.Generator().manual_seed(0)

@@ -8,6 +8,7 @@ that has looked at them before the CPU could have read them once.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -18,13 +19,12 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.examiner import Examiner
-from op_tools.autocompare.judging.comparer import Comparer, Comparison
+from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.verdict import Verdict
-from op_tools.autocompare.observed import CannotCompare, ObservedCall
-from op_tools.autocompare.pending import free_memory
+from op_tools.autocompare.observed import CannotCompare, ObservedCall, copied
 from op_tools.autocompare.prefilter import fused
-from op_tools.autocompare.prefilter.first_look import FirstLook, Glances
-from op_tools.autocompare.prefilter.screen import OnlyInFull, Screen
+from op_tools.autocompare.prefilter.first_look import FirstLook, Glances, OnlyInFull
+from op_tools.autocompare.prefilter.screen import Screen
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.report import Outcome
 from op_tools.core.call import OpCall
@@ -95,12 +95,12 @@ class _Window:
 class Later:
     """Any thread may add: backward has one of its own."""
 
-    def __init__(self, comparer: Comparer, examiner: Examiner, deliver: Deliver) -> None:
-        self._comparer = comparer
-        self._first_look = FirstLook(comparer.tolerances)
+    def __init__(self, examiner: Examiner, deliver: Deliver) -> None:
+        comparer = examiner.comparer
+        self._first_look = FirstLook(comparer.references, comparer.tolerances)
+        self._on_device = comparer.references.on_device
         self._examiner = examiner
         self._deliver = deliver
-        self._lenient: set[str] = set()  # ops of which a full look has cleared what a first one had not
         self._lock = threading.RLock()
         self._window: _Window | None = None
         self._unread: deque[_Window] = deque()
@@ -108,9 +108,10 @@ class Later:
 
     def forward(self, call: OpCall, seen: ObservedCall, graph: bool) -> Reference | None:
         """Inputs and outputs of a call. With a `graph`, its run is returned, for the gradients that will come."""
-        reference, glances = self._looked_at(seen, graph)
         again = partial(self._examined, call, seen)
-        if glances is None:
+        try:
+            reference, glances = self._first_look.forward(seen, graph)
+        except (CannotCompare, OnlyInFull):  # a full examination says why
             self._deliver(call, again())
             return None
         # one that worked in place was given copies: what it has changed is among those that it kept
@@ -118,72 +119,40 @@ class Later:
         self._add(_Record(call, glances, again, tensors))
         return reference if graph else None
 
-    def _looked_at(self, seen: ObservedCall, graph: bool) -> tuple[Reference | None, Glances | None]:
-        try:
-            reference = self._comparer.reference_for_first_look(seen, graph)
-            if reference is None:
-                return None, None
-            values = seen.values(reference, joins_unchanged=True)
-            return reference, self._first_look.at(values, reference, seen.name in self._lenient)
-        except (CannotCompare, OnlyInFull):  # a full examination says why
-            return None, None
-
     def lists(self, call: OpCall, flat: ObservedCall) -> None:
         """A call that has worked on lists of tensors: each list is looked at as one tensor."""
-        _, glances = self._looked_at(flat, False)
         call = call.without_tensors()
         again = partial(self._examined_lists, call, flat)
-        if glances is None:
+        try:
+            _, glances = self._first_look.forward(flat, False)
+        except (CannotCompare, OnlyInFull):
             self._deliver(call, again())
         else:  # it holds copies, which nobody changes
             self._add(_Record(call, glances, again, []))
 
-    def backward(
-        self,
-        call: OpCall,
-        seen: ObservedCall,
-        reference: Reference | None,
-        grad_outputs: Sequence[Tensor | None],
-        grad_inputs: Sequence[Tensor | None],
-    ) -> None:
+    def backward(self, call: OpCall, seen: ObservedCall, reference: Reference | None, gradients: Gradients) -> None:
         """Its gradients, with the run that was kept for them if there is one."""
-        glances = None
-        arrived = grad_outputs if self._comparer.on_device else host_copies.host_copy(grad_outputs)
+        arrived = gradients.outputs if self._on_device else host_copies.host_copy(gradients.outputs)
+        again = partial(self._examined_gradients, call, seen, gradients)
         try:
-            if reference is None:
-                reference = self._comparer.reference_for_first_look(seen, True)
-            if reference is not None and reference.run_backward(arrived):
-                values = seen.gradient_values(reference, grad_inputs)
-                glances = self._first_look.at(values, reference, seen.name in self._lenient)
+            glances = self._first_look.backward(seen, reference, arrived, gradients)
         except (CannotCompare, OnlyInFull):
-            pass  # as above
-        again = partial(self._examined_gradients, call, seen, grad_outputs, grad_inputs)
-        if glances is None:
             self._deliver(call, again())
             return
-        tensors = [*seen.given.tensors, *[one for one in (*grad_outputs, *grad_inputs) if one is not None]]
+        tensors = [*seen.given.tensors, *[one for one in (*gradients.outputs, *gradients.inputs) if one is not None]]
         self._add(_Record(call, glances, again, tensors))
 
     # ---- in full -----------------------------------------------------------------------------------------------------
 
     def _examined(self, call: OpCall, seen: ObservedCall) -> Outcome:
-        return self._examiner.forward(call, seen if self._comparer.on_device else seen.on_host())
+        return self._examiner.forward(call, seen if self._on_device else seen.on_host())
 
     def _examined_lists(self, call: OpCall, flat: ObservedCall) -> Outcome:
-        return self._examiner.forward(call, (flat if self._comparer.on_device else flat.on_host()).whole())
+        return self._examiner.forward(call, (flat if self._on_device else flat.on_host()).whole())
 
-    def _examined_gradients(
-        self,
-        call: OpCall,
-        seen: ObservedCall,
-        grad_outputs: Sequence[Tensor | None],
-        grad_inputs: Sequence[Tensor | None],
-    ) -> Outcome:
-        if self._comparer.on_device:
-            return self._examiner.backward(call, seen, grad_outputs, grad_inputs)
-        outputs, inputs = host_copies.host_copy((grad_outputs, grad_inputs))
-        flowing = Gradients(list(grad_inputs), list(grad_outputs))
-        return self._examiner.backward(call, seen, outputs, inputs, flowing)
+    def _examined_gradients(self, call: OpCall, seen: ObservedCall, gradients: Gradients) -> Outcome:
+        copies = gradients if self._on_device else copied(gradients, host_copies.copies_of)
+        return self._examiner.backward(call, seen, copies, None if self._on_device else gradients)
 
     # ---- what waits --------------------------------------------------------------------------------------------------
 
@@ -259,7 +228,15 @@ class Later:
         elif record.is_intact():
             outcome = record.again()
             if not outcome.comparison.is_wrong:
-                self._lenient.add(record.call.name)
+                self._first_look.lenient.add(record.call.name)
         else:
             outcome = Outcome(Comparison(failure="its tensors were changed before they could be looked at twice"))
         self._deliver(record.call, outcome)
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes; infinite where the device does not tell."""
+    try:
+        return float(getattr(torch, device.type).mem_get_info(device)[0])
+    except Exception:  # noqa: BLE001  not every backend tells, and each fails in its own way
+        return math.inf

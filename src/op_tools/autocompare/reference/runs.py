@@ -10,7 +10,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from op_tools.autocompare.arguments import Arguments, Convert
 from op_tools.autocompare.judging import limits
 from op_tools.autocompare.judging.limits import Precision
 from op_tools.autocompare.judging.measures import dense, same_bits
-from op_tools.autocompare.observed import CannotCompare, Gradients, ObservedCall, Part
+from op_tools.autocompare.observed import CannotCompare, InputGradients, ObservedCall, Part
 from op_tools.autocompare.reference import shield
-from op_tools.autocompare.reference.ways import Dtypes, Function, Way, Ways, stand_in
+from op_tools.autocompare.reference.ways import Dtypes, Function, Way, Ways, adapted, stand_in, ways_with
 from op_tools.ops import autocast_policy, silent_writes
 from op_tools.ops.names import normalized
 from op_tools.values import trees
@@ -29,6 +29,36 @@ from op_tools.values.tensors import tensors_in, versions_of
 
 if TYPE_CHECKING:
     from op_tools.autocompare.judging.sensitivity import Sensitivity
+
+
+class References:
+    """Makes the references of calls: on the CPU; or, `on_device`, on the same device in higher precision.
+
+    Nobody knows then what the op costs in the device's own dtype: `slack` widens the limits.
+    """
+
+    def __init__(self, cast_table: Callable[[str], Dtypes | None], on_device: bool = False, slack: float = 1.0) -> None:
+        self.on_device = on_device
+        self._find_ways = ways_with(cast_table, on_device)
+        self._slack = slack
+
+    def of(
+        self,
+        call: ObservedCall,
+        grad_outputs: Sequence[Tensor | None] | None = None,
+        with_graph: bool = False,
+        first_look: bool = False,
+    ) -> Reference:
+        """CannotCompare where there is none."""
+        device = None
+        if self.on_device:  # some have no float64
+            for tensor in call.given.tensors:
+                if not tensor.is_cpu:
+                    device = tensor.device
+                    break
+        chosen = None if call.chosen is None else call.dtype_of_autocast()
+        ways = self._find_ways(call.name, call.autocast, chosen, call.is_tf32, device)
+        return Reference(call, ways, grad_outputs, self._slack, with_graph, first_look)
 
 
 class Reference:
@@ -59,12 +89,12 @@ class Reference:
         self._has_graph = with_graph or grad_outputs is not None
         self._slack = slack
         self._is_first_look = first_look
-        self._others: list[tuple[Run, Gradients]] | None = None
+        self._others: list[tuple[Run, InputGradients]] | None = None
         self._other_ways: list[tuple[Function | None, Way]] = []
         self.same: Run | None = None
-        self.same_gradients: Gradients = None
+        self.same_gradients: InputGradients = None
         self.expected: Run
-        self.gradients: Gradients
+        self.gradients: InputGradients
         self.sensitivity: Sensitivity | None = None  # made when it is needed
         only_own = self.is_exact and grad_outputs is None and not (first_look and with_graph)
         reason = "" if first_look and not (only_own or ways.on_device) else self._run_in_own_dtype()
@@ -102,14 +132,14 @@ class Reference:
                 raise CannotCompare(reason or _in_words(error)) from None
             self.expected, self.gradients = self.same, self.same_gradients
 
-    def _run(self, way: Way, function: Function | None = None) -> tuple[Run, Gradients]:
+    def _run(self, way: Way, function: Function | None = None) -> tuple[Run, InputGradients]:
         observed = self.observed
         function = stand_in(self.name) or function or observed.function
         with shield.random_numbers_kept() if self.ways.is_unknown else shield.NOTHING:
             again = run(function, observed.given, way, self._has_graph, observed.changed)
             return again, None if self.grad_outputs is None else again.gradients(self.grad_outputs)
 
-    def run_changed(self, change: Convert) -> tuple[Run, Gradients]:
+    def run_changed(self, change: Convert) -> tuple[Run, InputGradients]:
         """The call in higher precision, with something done to its numbers before."""
         return self._run(self.ways.higher.then(change))
 
@@ -246,8 +276,8 @@ def run(function: Function, given: Arguments, way: Way, graph: bool = False, cha
     arguments = given.with_tensors(lent)
     args, kwargs = arguments.args, arguments.kwargs
     if given.may_name_others:
-        args = _adapted(args, way, None)
-        kwargs = kwargs and {key: _adapted(value, way, key) for key, value in kwargs.items()}
+        args = adapted(args, way, None)
+        kwargs = kwargs and {key: adapted(value, way, key) for key, value in kwargs.items()}
     versions = versions_of(lent)
     with shield.shielded(way.autocast, graph) if needs_shield else torch.set_grad_enabled(graph):
         result = function(*args, **kwargs)
@@ -287,36 +317,6 @@ def _moved(
                 moved = moved.clone()
         made[id(tensor)] = moved
     return [made[id(tensor)] for tensor in tensors]
-
-
-def on_cpu(given: Arguments) -> Arguments:
-    """With the names of devices among them replaced; the tensors must be there already."""
-    way = Way("", {})
-    return Arguments(_adapted(given.args, way, None), {k: _adapted(v, way, k) for k, v in given.kwargs.items()})
-
-
-def _adapted(value: Any, way: Way, key: str | None) -> Any:
-    """Devices and dtypes among the arguments, which name those of the accelerator."""
-    if isinstance(value, torch.dtype):
-        return way.dtypes.get(value, value)
-    if way.device is not None and value is not None and (key == "device" or _is_device(value)):
-        return torch.device(way.device)
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        return trees.rebuilt(value, [_adapted(part, way, None) for part in value])
-    return value
-
-
-def _is_device(value: Any) -> bool:
-    return isinstance(value, torch.device) or (isinstance(value, str) and _names_device(value))
-
-
-@functools.lru_cache(maxsize=1000)
-def _names_device(text: str) -> bool:
-    try:
-        torch.device(text)
-    except RuntimeError:
-        return False
-    return True
 
 
 # ---- leaving everything as it was ------------------------------------------------------------------------------------

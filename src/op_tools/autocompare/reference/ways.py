@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from op_tools.autocompare.arguments import Convert
+from op_tools.autocompare.arguments import Arguments, Convert
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
 from op_tools.output import messages
+from op_tools.values import trees
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
 Function = Callable[..., Any]
@@ -172,6 +173,39 @@ def stand_in(name: str) -> Function | None:
     home, _, method = name.rpartition(".")
     is_own = method in _OWN_METHODS or method == torch._C._get_privateuse1_backend_name()
     return (lambda tensor, *args, **kwargs: tensor.clone()) if is_own and home == "torch.Tensor" else None
+
+
+# ---- devices and dtypes among the arguments --------------------------------------------------------------------------
+
+
+def on_cpu(given: Arguments) -> Arguments:
+    """With the names of devices among them replaced; the tensors must be there already."""
+    way = Way("", {})
+    return Arguments(adapted(given.args, way, None), {k: adapted(v, way, k) for k, v in given.kwargs.items()})
+
+
+def adapted(value: Any, way: Way, key: str | None) -> Any:
+    """Devices and dtypes among the arguments, which name those of the accelerator."""
+    if isinstance(value, torch.dtype):
+        return way.dtypes.get(value, value)
+    if way.device is not None and value is not None and (key == "device" or _is_device(value)):
+        return torch.device(way.device)
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return trees.rebuilt(value, [adapted(part, way, None) for part in value])
+    return value
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) or (isinstance(value, str) and _names_device(value))
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_device(text: str) -> bool:
+    try:
+        torch.device(text)
+    except RuntimeError:
+        return False
+    return True
 
 
 # ---- what is done to a tensor on the way -----------------------------------------------------------------------------

@@ -17,10 +17,9 @@ import threading
 from pathlib import Path
 from typing import Any, Callable, Literal
 
-from op_tools.autocompare import places
 from op_tools.autocompare.arguments import Arguments
-from op_tools.autocompare.observed import ObservedCall
-from op_tools.autocompare.reference.runs import on_cpu
+from op_tools.autocompare.observed import ObservedCall, bytes_taken
+from op_tools.autocompare.reference.ways import on_cpu
 from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.workers import transfer
 from op_tools.core.call import OpCall
@@ -73,7 +72,7 @@ class Workers:
         if not _is_known(seen):
             return False
         self._drop_forgotten()
-        worker = self._free_worker(seen.bytes() + (0 if seen.kept is None else places.bytes_taken(seen.kept.tensors)))
+        worker = self._free_worker(seen.bytes() + (0 if seen.kept is None else bytes_taken(seen.kept.tensors)))
         if worker is None:
             return False
         size = seen.bytes()

@@ -17,10 +17,11 @@ from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.judging.comparer import Comparer, Comparison
 from op_tools.autocompare.judging.limits import Tolerances
 from op_tools.autocompare.observed import ObservedCall
-from op_tools.autocompare.reference.runs import silence
+from op_tools.autocompare.reference.runs import References, silence
 from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.workers import transfer
 from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
 from op_tools.core.where import RecordedWhere
 from op_tools.ops.cast_tables import read_cast_tables
 from op_tools.ops.lookup import torch_op
@@ -35,7 +36,7 @@ def main() -> None:
     os.nice(5)
     torch.set_num_threads(threads)
     silence()
-    examiner = Examiner(Comparer(Tolerances(), read_cast_tables().cast_table), verbose, out)
+    examiner = Examiner(Comparer(Tolerances(), References(read_cast_tables().cast_table)), verbose, out)
     kept: dict[int, ObservedCall] = {}
     jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
     # a pipe holds little: what waits is kept here, so that training does not wait for us
@@ -68,7 +69,8 @@ def _done(job: Any, examiner: Examiner, kept: dict[int, ObservedCall]) -> tuple[
         return number, None
     call = _call(place)
     if kind == "backward":
-        return number, examiner.backward(call, kept.pop(facts), *values)
+        outputs, inputs = values
+        return number, examiner.backward(call, kept.pop(facts), Gradients(inputs, outputs))
     seen = _seen(facts, values)
     if keep:
         kept[call.id] = seen.for_backward()

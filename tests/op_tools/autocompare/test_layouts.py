@@ -1,4 +1,4 @@
-"""Where tensors lie (op_tools.autocompare.places): C++ and Python say the same."""
+"""Where tensors lie (op_tools.autocompare.prefilter.first_look): C++ and Python say the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from op_tools import native
-from op_tools.autocompare import places
+from op_tools.autocompare.observed import bytes_taken
+from op_tools.autocompare.prefilter import first_look
 
 NUMBERS = torch.arange(24.0).reshape(4, 6)
 PAIRS = {
@@ -33,7 +34,7 @@ ALIKE_IN_MEMORY = {"in order", "the other way round", "a number", "gradients req
 @pytest.fixture(params=["python", "native"])
 def beside(request):
     if request.param == "python":
-        return places._beside
+        return first_look._beside
     helper = native.library()
     if helper is None:
         pytest.skip("there is no compiler")
@@ -55,13 +56,8 @@ def test_how_two_tensors_lie_beside_each_other(beside, name):
     assert (got_address, expected_address) == ((got.data_ptr(), expected.data_ptr()) if there else (0, 0))
 
 
-@pytest.mark.parametrize("way", ["python", "native"])
-def test_memory_counts_once(way, monkeypatch):
-    helper = native.library()
-    if way == "native" and helper is None:
-        pytest.skip("there is no compiler")
-    monkeypatch.setattr(places, "_bytes_taken", places._bytes_in_python if way == "python" else helper.bytes_taken)
+def test_memory_counts_once():
     other = torch.zeros(10)
-    assert places.bytes_taken([NUMBERS, NUMBERS[1], NUMBERS.t(), other]) == 4 * (24 + 10)
-    assert places.bytes_taken([other, NUMBERS.to_sparse()]) == 4 * 10
-    assert places.bytes_taken([]) == 0
+    assert bytes_taken([NUMBERS, NUMBERS[1], NUMBERS.t(), other]) == 4 * (24 + 10)
+    assert bytes_taken([other, NUMBERS.to_sparse()]) == 4 * 10
+    assert bytes_taken([]) == 0
