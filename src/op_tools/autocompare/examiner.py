@@ -30,7 +30,7 @@ class Examiner:
         self, comparer: Comparer, verbose: int, out: Path, place: str = "cpu", confirm: Examiner | None = None
     ) -> None:
         self.comparer = comparer
-        self._verbose = verbose
+        self.verbose = verbose
         self._out = out
         self._place = place  # of the reference, as the tables and folders call it
         self._confirm = confirm
@@ -43,7 +43,7 @@ class Examiner:
         if self._confirm is not None and (is_wrong or comparison.failure):
             return self._confirm.forward(call, observed.on_host())
         outcome = Outcome(comparison)
-        if is_wrong or self._verbose >= 2:
+        if is_wrong or self.verbose >= 2:
             self._tell(call, outcome, "forward", observed)
         comparison.run = None
         return outcome
@@ -51,7 +51,7 @@ class Examiner:
     def view(self, call: OpCall, observed: ObservedCall) -> Outcome:
         """A call that has only looked at its input's memory in another way: nothing can be wrong."""
         outcome = Outcome(self.comparer.same_memory(observed))
-        if self._verbose >= 2:
+        if self.verbose >= 2:
             self._tell(call, outcome, "forward", observed)
         return outcome
 
@@ -69,7 +69,7 @@ class Examiner:
         if self._confirm is not None and (is_wrong or comparison.failure):
             return self._confirm.backward(call, observed.on_host(), copied(gradients, copies_of), gradients)
         outcome = Outcome(comparison)
-        if is_wrong or self._verbose >= 2:
+        if is_wrong or self.verbose >= 2:
             self._tell(call, outcome, "backward", observed, gradients, flowing)
         comparison.run = comparison.gradients = None
         return outcome
@@ -88,10 +88,10 @@ class Examiner:
         if comparison.is_wrong:
             key = (call.name, call.where.line(), phase)
             times = self._wrong[key] = self._wrong.get(key, 0) + 1
-            in_full = self._verbose >= 2 or times <= _MAX_SHOWN_PER_PLACE
+            in_full = self.verbose >= 2 or times <= _MAX_SHOWN_PER_PLACE
             if times <= _MAX_SHOWN_PER_PLACE:
                 outcome.saved = self._saved(call, _saved_parts(observed, comparison, self._place, gradients))
-        if comparison.rows and self._verbose:
+        if comparison.rows and self.verbose:
             outcome.text = (
                 report.tables_of(call, observed, comparison, self._place, gradients, flowing)
                 if in_full

@@ -5,7 +5,7 @@ from __future__ import annotations
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.observed import ObservedCall, copied
 from op_tools.autocompare.on_host import OnHost
-from op_tools.autocompare.strategy import Deliver, Pending, PendingCalls
+from op_tools.autocompare.strategy import Deliver, Pending
 from op_tools.autocompare.workers.pool import KeptByWorker, Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
@@ -15,10 +15,8 @@ from op_tools.device import host_copies
 class InWorkers(OnHost):
     """Compares calls with the CPU, in other processes."""
 
-    def __init__(
-        self, examiner: Examiner, deliver: Deliver, pending: PendingCalls, verbose: int, workers: Workers
-    ) -> None:
-        super().__init__(examiner, deliver, pending, verbose, defers=False)
+    def __init__(self, examiner: Examiner, deliver: Deliver, memory: int, workers: Workers) -> None:
+        super().__init__(examiner, deliver, memory, defers=False)
         self._workers = workers
 
     def _compare(self, call: OpCall, seen: ObservedCall, keeps: bool) -> Pending | None:

@@ -85,7 +85,7 @@ class ObservedCall:
     is_tf32: bool = False  # the device may have cut float32 down to tf32
     changed: bool = False  # the call may have worked in place on some of its arguments
     device: torch.device | str | None = None  # where its tensors were, if these are copies
-    on_device: Arguments | None = None  # `given` where `kept` is, if the reference is given copies elsewhere
+    given_on_device: Arguments | None = None  # `given` where `kept` is, if the reference is given copies elsewhere
 
     # ---- the walk ----------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class ObservedCall:
         self, kept: Arguments, reference: Reference, known: dict[int, Value], joins_unchanged: bool
     ) -> list[Value]:
         names = self.given.names(self.name, "input")
-        before, after = (self.on_device or self.given).leaves, kept.leaves
+        before, after = (self.given_on_device or self.given).leaves, kept.leaves
         expected, own = reference.expected.arguments.leaves, reference.same
         same = (None,) * len(names) if own is None else own.arguments.leaves
         changed = reference.changed if self.changed else ()
@@ -193,7 +193,7 @@ class ObservedCall:
             after = given.now() if self.changed else None
         if results is None:
             return None
-        return ObservedCall(self.name, self.function, given, after, results, *self.facts(), self.on_device)
+        return ObservedCall(self.name, self.function, given, after, results, *self.facts(), self.given_on_device)
 
     def with_lists(self, live: Arguments) -> ObservedCall:
         """A call on lists that cannot be taken as one tensor each, with the lists as they were, and as they are."""
@@ -219,7 +219,7 @@ class ObservedCall:
         """What must be kept of a call until its gradients come."""
         result = self.result
         if catalogue.has(self.name, Trait.DROPOUT):  # its mask can be seen in the result
-            result = host_copies.host_copy(result) if self.on_device is not None else result
+            result = host_copies.host_copy(result) if self.given_on_device is not None else result
         elif isinstance(result, Tensor):
             result = hollow(result.shape, result.dtype, "cpu", result.requires_grad)
         else:

@@ -12,7 +12,6 @@ from op_tools.autocompare.strategy import (
     Deliver,
     Pending,
     PendingCall,
-    PendingCalls,
     Strategy,
     clone,
     wants_gradients,
@@ -26,8 +25,8 @@ class OnDevice(Strategy):
 
     on_device = True
 
-    def __init__(self, examiner: Examiner, deliver: Deliver, pending: PendingCalls, verbose: int) -> None:
-        super().__init__(examiner, deliver, pending, verbose)
+    def __init__(self, examiner: Examiner, deliver: Deliver, memory: int) -> None:
+        super().__init__(examiner, deliver, memory)
         self._found_in_place: set[str] = set()  # ops that turned out to change their inputs
 
     def before(self, call: OpCall) -> CallInProgress:

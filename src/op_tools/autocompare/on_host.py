@@ -21,7 +21,6 @@ from op_tools.autocompare.strategy import (
     Deliver,
     Pending,
     PendingCall,
-    PendingCalls,
     Strategy,
     clone,
     clones_of,
@@ -38,10 +37,8 @@ from op_tools.ops.catalogue import Trait
 class OnHost(Strategy):
     """Compares calls with the CPU, in this process."""
 
-    def __init__(
-        self, examiner: Examiner, deliver: Deliver, pending: PendingCalls, verbose: int, defers: bool = True
-    ) -> None:
-        super().__init__(examiner, deliver, pending, verbose, defers)
+    def __init__(self, examiner: Examiner, deliver: Deliver, memory: int, defers: bool = True) -> None:
+        super().__init__(examiner, deliver, memory, defers)
         self._is_quick: dict[torch.device, bool] = {}  # whether the device has looked at results before the CPU could
 
     def before(self, call: OpCall) -> CallInProgress:
@@ -69,7 +66,7 @@ class OnHost(Strategy):
                 seen.kept, seen.result = state.live.copied_with(call.result, clones_of)
                 reference = self._deferred.forward(call, seen, keeps and not seen.depends_on_layout())
                 return self._keep(seen, reference) if keeps else None
-            seen.on_device = None
+            seen.given_on_device = None
         seen.kept, seen.result = state.live.copied_with(call.result, host_copies.copies_of)
         return self._compare(call, seen, keeps)
 

@@ -92,16 +92,13 @@ class Strategy:
 
     on_device = False  # where the reference is
 
-    def __init__(
-        self, examiner: Examiner, deliver: Deliver, pending: PendingCalls, verbose: int, defers: bool = True
-    ) -> None:
+    def __init__(self, examiner: Examiner, deliver: Deliver, memory: int, defers: bool = True) -> None:
         self._examiner = examiner
         self._comparer = examiner.comparer
         self._deliver = deliver
-        self._pending = pending
-        self._verbose = verbose
+        self._pending = PendingCalls(memory)
         # at 2 every call is shown with the reference's tensors
-        self._deferred = Later(examiner, deliver) if defers and verbose < 2 else None
+        self._deferred = Later(examiner, deliver) if defers and examiner.verbose < 2 else None
 
     def before(self, call: OpCall) -> CallInProgress:
         """Before the call runs."""
@@ -144,7 +141,7 @@ class Strategy:
         if flat is None:
             whole = seen.with_lists(Arguments(call.args, call.kwargs))
             self._deliver(call, self._examiner.forward(call, whole if self.on_device else whole.on_host()))
-        elif self._deferred is not None and (self.on_device or flat.on_device is not None):
+        elif self._deferred is not None and (self.on_device or flat.given_on_device is not None):
             self._deferred.lists(call, flat)
         else:
             flat = flat.on_host()
@@ -155,7 +152,7 @@ class Strategy:
 
     def _is_same_gradient(self, call: OpCall, seen: ObservedCall, gradients: Gradients) -> bool:
         """Whether the gradient of a view is what arrived, looked at as it should be; it is delivered then."""
-        if self._verbose >= 2 or not catalogue.has(seen.name, Trait.VIEW):
+        if self._examiner.verbose >= 2 or not catalogue.has(seen.name, Trait.VIEW):
             return False
         if not views.hands_back_memory(seen.function, seen.given, gradients.outputs, gradients.inputs):
             return False

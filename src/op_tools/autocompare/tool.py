@@ -23,7 +23,7 @@ from op_tools.autocompare.on_device import OnDevice
 from op_tools.autocompare.on_host import OnHost
 from op_tools.autocompare.prefilter import first_look
 from op_tools.autocompare.reference import runs
-from op_tools.autocompare.strategy import CallInProgress, Pending, PendingCalls, Strategy
+from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy
 from op_tools.autocompare.workers.pool import Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
@@ -101,18 +101,18 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
     def _chosen_strategy(self, reference: str, count: int, limit: int) -> Strategy:
         tolerances, cast_table = Tolerances(), read_cast_tables().cast_table
         on_cpu = Examiner(Comparer(tolerances, runs.References(cast_table)), self.verbose, self.out)
-        deliver, pending = self._report.take, PendingCalls(limit)
+        deliver = self._report.take
         if count:
             workers = Workers(count, self.verbose, self.out, limit, deliver)
-            return InWorkers(on_cpu, deliver, pending, self.verbose, workers)
+            return InWorkers(on_cpu, deliver, limit, workers)
         if reference == "cpu":
-            return OnHost(on_cpu, deliver, pending, self.verbose)
+            return OnHost(on_cpu, deliver, limit)
         confirms = reference == "device,cpu"
         references = runs.References(cast_table, True, 1.0 if confirms else DEVICE_ALONE_SLACK)
         examiner = Examiner(
             Comparer(tolerances, references), self.verbose, self.out, "reference", on_cpu if confirms else None
         )
-        return OnDevice(examiner, deliver, pending, self.verbose)
+        return OnDevice(examiner, deliver, limit)
 
     def stopped(self) -> None:
         atexit.unregister(self._fail_at_exit)

@@ -239,8 +239,10 @@ class Run:
         for output, gradient in zip(results, grad_outputs):
             if gradient is not None and output.requires_grad:
                 arrived = gradient.detach() if gradient.requires_grad else gradient
-                if way.change is not None or arrived.dtype in way.dtypes:
-                    arrived = way.convert(arrived)
+                if way.change is not None:
+                    arrived = way.change(arrived)
+                elif arrived.dtype in way.dtypes:
+                    arrived = arrived.to(way.dtypes[arrived.dtype])
                 outputs.append(output)
                 given.append(arrived if arrived.dtype is output.dtype else arrived.to(output.dtype))
         wanted = {id(leaf): leaf for leaf in self._leaves if leaf is not None}
