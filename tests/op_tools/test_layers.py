@@ -27,9 +27,6 @@ LAYERS = (
 UNFINISHED = {
     ("op_tools.device.host_copies", "op_tools.storage.encoding"),
     ("op_tools.device.host_copies", "op_tools.storage.checksum"),
-    ("op_tools.autocompare.observed", "op_tools.autocompare.reference.runs"),
-    ("op_tools.autocompare.reference.runs", "op_tools.autocompare.judging.sensitivity"),
-    ("op_tools.autocompare.prefilter.fused", "op_tools.autocompare.prefilter.screen"),
     ("op_tools.autocompare.prefilter.kernels", "op_tools.autocompare.prefilter.fused"),
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

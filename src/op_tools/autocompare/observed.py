@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import torch
 from torch import Tensor
@@ -24,10 +24,29 @@ from op_tools.ops.names import normalized
 from op_tools.values import trees
 from op_tools.values.tensors import tensors_in
 
-if TYPE_CHECKING:
-    from op_tools.autocompare.reference.runs import Reference, Run
-
 InputGradients = Optional[Sequence[Optional[Tensor]]]  # of a run; one for each tensor among the arguments
+
+
+class Run(Protocol):
+    """A call that has run again."""
+
+    arguments: Arguments  # as they are after it
+    results: list[Any]
+
+
+class Reference(Protocol):
+    """What a call is compared with: see reference/runs.py."""
+
+    @property
+    def expected(self) -> Run: ...
+    @property
+    def same(self) -> Run | None: ...
+    @property
+    def gradients(self) -> InputGradients: ...
+    @property
+    def same_gradients(self) -> InputGradients: ...
+    @property
+    def changed(self) -> set[int]: ...
 
 
 class CannotCompare(Exception):  # noqa: N818  it never reaches a user as an error

@@ -29,9 +29,10 @@ from op_tools.values import trees
 
 def of(reference: Reference) -> Sensitivity:
     """That of a call; the runs that it takes are kept for the call's other values."""
-    if reference.sensitivity is None:
-        reference.sensitivity = Sensitivity(reference)
-    return reference.sensitivity
+    known = _known.get(reference)
+    if known is None or known.grad_outputs is not reference.grad_outputs:  # its runs had no gradients
+        known = _known[reference] = Sensitivity(reference)
+    return known
 
 
 class Sensitivity:
@@ -40,6 +41,7 @@ class Sensitivity:
     def __init__(self, reference: Reference) -> None:
         # whose it is: memory must not wait for the garbage collector
         self._reference: Reference = weakref.proxy(reference)
+        self.grad_outputs = reference.grad_outputs
         self._traits = reference.ways.traits
         self._moved: dict[float, list[list[tuple[Run, InputGradients]]]] = {}
         self._with_zeros: list[tuple[Run, InputGradients]] | None = None
@@ -81,7 +83,7 @@ class Sensitivity:
         farthest.clamp_min_(precision.smallest * precision.limits.peak * math.sqrt(self._length(expected.numel())))
         if self._reference.ways.on_device and Trait.NORM in self._traits:
             # what is left of a gradient that is cancelled out; on the CPU the run in the same dtype shows it
-            for one in [one for one in self._reference.grad_outputs or () if one is not None and one.numel()]:
+            for one in [one for one in self.grad_outputs or () if one is not None and one.numel()]:
                 farthest = torch.maximum(farthest, dense(one).abs().nan_to_num(0.0, 0.0).max().double() * unit)
         if Trait.LOGITS in self._traits:
             for size in self._sizes_before_cancellation(part, expected):
@@ -116,9 +118,7 @@ class Sensitivity:
         if self._sizes_in_attention is None:
             self._sizes_in_attention = []
             with contextlib.suppress(Exception):  # a call of another form
-                self._sizes_in_attention = attention.sizes(
-                    self._reference.observed.given, self._reference.grad_outputs or ()
-                )
+                self._sizes_in_attention = attention.sizes(self._reference.observed.given, self.grad_outputs or ())
         return self._sizes_in_attention[part.places[0] : part.places[0] + 1]
 
     def undecided(self, part: Part) -> Tensor | None:
@@ -167,8 +167,11 @@ class Sensitivity:
         return torch.stack([size.double() for size in sizes]).max() if sizes else torch.zeros((), dtype=torch.float64)
 
     def _numbers_in(self) -> list[Tensor]:
-        return [*self._numbers_given(), *(one for one in self._reference.grad_outputs or () if one is not None)]
+        return [*self._numbers_given(), *(one for one in self.grad_outputs or () if one is not None)]
 
     def _numbers_given(self) -> list[Tensor]:
         given = self._reference.observed.given.tensors
         return [tensor for tensor in given if tensor.is_floating_point() or tensor.is_complex()]
+
+
+_known: weakref.WeakKeyDictionary[Reference, Sensitivity] = weakref.WeakKeyDictionary()

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -26,9 +26,6 @@ from op_tools.ops import autocast_policy, silent_writes
 from op_tools.ops.names import normalized
 from op_tools.values import trees
 from op_tools.values.tensors import tensors_in, versions_of
-
-if TYPE_CHECKING:
-    from op_tools.autocompare.judging.sensitivity import Sensitivity
 
 
 class References:
@@ -95,7 +92,6 @@ class Reference:
         self.same_gradients: InputGradients = None
         self.expected: Run
         self.gradients: InputGradients
-        self.sensitivity: Sensitivity | None = None  # made when it is needed
         only_own = self.is_exact and grad_outputs is None and not (first_look and with_graph)
         reason = "" if first_look and not (only_own or ways.on_device) else self._run_in_own_dtype()
         if only_own and self.same is not None:
@@ -154,7 +150,6 @@ class Reference:
         except Exception:  # noqa: BLE001  then they are run anew, and say why that fails
             return False
         self.grad_outputs = grad_outputs
-        self.sensitivity = None  # its runs had no gradients
         return True
 
     def other_values(self, part: Part) -> Iterator[Tensor]:
