@@ -113,12 +113,7 @@ def _numbers(value: Value, reference: Reference, tolerance: Tolerance) -> Verdic
 
 
 def _with_ties_summed(
-    got: Tensor,
-    expected: Tensor,
-    same: Tensor | None,
-    reference: Reference,
-    precision: Precision,
-    tolerance: Tolerance,
+    got: Tensor, expected: Tensor, same: Tensor | None, reference: Reference, precision: Precision, tolerance: Tolerance
 ) -> Verdict | None:
     """A gradient that may go to any of several equal values; None where there are none."""
     equals = ties.Ties(reference.name, reference.expected.arguments)

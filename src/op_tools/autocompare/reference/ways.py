@@ -86,11 +86,7 @@ def ways_with(cast_table: Callable[[str], Dtypes | None], on_device: bool) -> Fi
 
     @functools.lru_cache(maxsize=10_000)
     def find(
-        name: str,
-        autocast: torch.dtype | None,
-        chosen: torch.dtype | None,
-        is_tf32: bool,
-        device: torch.device | None,
+        name: str, autocast: torch.dtype | None, chosen: torch.dtype | None, is_tf32: bool, device: torch.device | None
     ) -> Ways:
         table, found = cast_table(name), catalogue.of(name)
         dtypes = HIGHER if table is None else {**HIGHER, **table}
