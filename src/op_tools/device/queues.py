@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import BuiltinFunctionType
 from typing import Any, Callable, Generic, TypeVar
 
 import torch
@@ -167,7 +168,10 @@ def _find_streams(queue: DeviceQueue, device: torch.device) -> None:
 def _fast_stream_number(device: torch.device) -> Callable[[], int] | None:
     """It is asked for at every call."""
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return partial(raw, device.index or 0) if device.type == "cuda" and raw is not None else None
+    # ditorch puts a Python function there, for another accelerator that calls itself cuda
+    if device.type != "cuda" or not isinstance(raw, BuiltinFunctionType):
+        return None
+    return partial(raw, device.index or 0)
 
 
 def _module(device: torch.device) -> Any:
