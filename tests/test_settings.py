@@ -46,6 +46,11 @@ CASES = {
         {"float32": "float32", " float32 ": "float32"},
         dict.fromkeys(["1", "fp32", "float64", "FLOAT32"], "it must be float32, or unset"),
     ),
+    "DITORCH_SIM_TRITON": (
+        "interpret",
+        {"interpret": "interpret", "off": "off"},
+        dict.fromkeys(["1", "on", "Interpret"], "it must be interpret or off"),
+    ),
     "DITORCH_CACHE": (None, {"/var/cache/x": Path("/var/cache/x"), "~/x": Path.home() / "x"}, {}),
 }
 BY_NAME = {setting.name: setting for setting in settings.ALL}

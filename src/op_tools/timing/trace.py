@@ -51,8 +51,9 @@ class TraceFile:
         track = self._tracks.get(identity)
         if track is None:
             number = len(self._tracks) + 1
-            names = {thread.ident: thread.name for thread in threading.enumerate()}
-            # autograd's threads are not Python's
+            # autograd's threads are not Python's; one that asked for its own name there has got a dummy
+            threads = [one for one in threading.enumerate() if not isinstance(one, threading._DummyThread)]
+            names = {thread.ident: thread.name for thread in threads}
             name = names.get(identity, f"autograd {number}")
             track = self._new_track(identity, os.getpid(), "host", number, name)
         return track
