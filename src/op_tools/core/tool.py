@@ -106,7 +106,7 @@ class Tool(Watcher[State, Kept]):
     def _read_settings(self) -> bool:
         """False where this rank is not to be watched."""
         ops, skip, out, steps, ranks, verbose = self._arguments
-        self.selection = selection(self.prefix, ops, skip)
+        self.selection = selection(self.prefix, ops, skip, shares=not self.changes)
         self.out = settings.OUT.get() if out is None else Path(out)
         self.steps = settings.STEPS.get() if steps is None else steps
         self.verbose = settings.VERBOSE.get() if verbose is None else verbose

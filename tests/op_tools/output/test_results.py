@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 import op_tools
 from ditorch.sim import faults
@@ -17,7 +17,7 @@ TOOLS = [getattr(op_tools, name) for name in op_tools.__all__ if name.startswith
 
 def train(device):
     weight = torch.ones(4, 4, device=device, requires_grad=True)
-    F.linear(torch.ones(2, 4, device=device), weight).log().sum().backward()
+    functional.linear(torch.ones(2, 4, device=device), weight).log().sum().backward()
 
 
 @pytest.mark.parametrize("make", TOOLS, ids=lambda make: make.__name__)
@@ -27,7 +27,7 @@ def test_results_are_empty_before_start_and_rows_afterwards(make, device, monkey
     assert len(tool.results) == 0
     with tool:
         train(device)
-        tool.results  # while it runs
+        assert tool.results.tool == make.__name__  # while it runs
     results = tool.results
     assert results.tool == make.__name__
     assert results.calls >= 2
@@ -49,7 +49,7 @@ def test_autocompare_tells_what_is_wrong_and_where_its_tensors_are(device):
         train(device)
     worst = tool.results[0]
     assert (worst["op"], worst["what"], worst["calls"]) == ("torch.Tensor.log", "output", 1)
-    assert "train: F.linear" in worst["where"]
+    assert "train: functional.linear" in worst["where"]
     assert torch.load(f"{worst['capture']}/device/output.pth")["name"] == "torch.Tensor.log"
     assert tool.results.facts["wrong_calls"] == 1
 
