@@ -22,6 +22,7 @@ from programs import table as programs
 from ditorch import backends, settings
 from ditorch.redirect import cuda
 from ditorch.sim.faults.kinds import KINDS
+from ditorch_cli import tool_options
 from op_tools import settings as tool_settings
 
 FOLDER = Path(__file__).parent
@@ -58,11 +59,21 @@ def faults_table() -> str:
     )
 
 
+def run_options_table() -> str:
+    def variables(option: tool_options.Option) -> str:
+        started = f"`OP_TOOLS={option.tool}`" if option.tool else ""
+        return " ".join(filter(None, (started, f"`{option.variable}`" if option.variable else "")))
+
+    rows = ((f"`{option.shown}`", variables(option), option.help) for option in tool_options.OPTIONS)
+    return table(("option", "variable", "meaning"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "backends": backends.table,
     "cuda": cuda.table,
     "faults": faults_table,
     "programs": lambda: f"{programs.counts()}\n\n{table(programs.HEAD, programs.rows())}",
+    "run_options": run_options_table,
     "settings": lambda: settings_table(settings),
     "tool_settings": lambda: settings_table(tool_settings),
 }

@@ -1,23 +1,31 @@
-"""`ditorch run train.py …`: the program as Python would run it, with ditorch in it and in its child processes.
+"""`ditorch run train.py …`: the program as Python would run it, with ditorch and tools in it and in its children.
 
     ditorch run train.py --epochs 3
-    ditorch run -m package.train --epochs 3
-    torchrun --nproc_per_node=8 -m ditorch run train.py --epochs 3
+    ditorch run --autocompare --steps 0:2 train.py --epochs 3
+    ditorch run --time torchrun --nproc_per_node=8 train.py
+    torchrun --nproc_per_node=8 -m ditorch run --time train.py
 
-This process becomes `python train.py …`, with two more environment variables: Python itself parses, runs and ends the
-program, so that its arguments, tracebacks, exit code and signals are what they always were. ditorch comes in when the
-program imports torch: see ditorch/autoload/sitecustomize.py, also for the limits.
+Without a tool, this process becomes `python train.py …`, with two more environment variables: Python itself parses,
+runs and ends the program, so that its arguments, tracebacks, exit code and signals are what they always were. With
+tools it runs as a child (supervisor.py), so that there is a summary even of a program that was killed. ditorch comes in
+when the program imports torch: see ditorch/autoload/sitecustomize.py, also for the limits.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import click
+
+from ditorch_cli.tool_options import ToolCommand, variables
 
 
 def _autoload() -> str:
@@ -31,19 +39,39 @@ def _autoload() -> str:
 _AUTOLOAD = _autoload()
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(cls=ToolCommand, context_settings={"allow_interspersed_args": False})
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is the name of a module, as in `python -m`.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(is_module: bool, program: str, arguments: tuple[str, ...]) -> None:
+def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any) -> None:
     """Run PROGRAM as `python PROGRAM ARGUMENTS…` would, on the accelerator that is here, without an edit to it.
 
-    What it starts in other Python processes runs there, too. All that follows PROGRAM is the program's own.
+    PROGRAM may also be a command, such as torchrun or python. What it starts in other Python processes runs there, too.
+    All that follows PROGRAM is the program's own. With tools, a summary of what they found ends the run.
     """
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise click.UsageError("Python was started with -I, -E or -S, and `ditorch run` cannot work under these.")
-    command = [sys.executable, *_interpreter_options(), *(["-m"] if is_module else []), program, *arguments]
-    os.execve(sys.executable, command, {**os.environ, **_environment()})  # noqa: S606 - what the user asked to run
+    command = [*_interpreter(is_module, program), *(["-m"] if is_module else []), program, *arguments]
+    environment = {**os.environ, **_environment(), **variables(tools)}
+    if not environment.get("OP_TOOLS", "").strip():
+        executable = shutil.which(command[0]) or command[0]
+        os.execve(executable, command, environment)  # noqa: S606 - what the user asked to run
+    from ditorch_cli.supervisor import supervise
+
+    folder = Path(environment.get("OP_TOOLS_OUT") or _new_folder(program))
+    environment["OP_TOOLS_OUT"] = str(folder.absolute())  # also for children with another working directory
+    supervise(command, environment, folder)
+
+
+def _interpreter(is_module: bool, program: str) -> list[str]:
+    """What runs the program: this Python, unless it is a command of another kind."""
+    python = [sys.executable, *_interpreter_options()]
+    if is_module or Path(program).exists() or os.sep in program:
+        return python
+    found = shutil.which(program)
+    if found is None:
+        return python  # which says that there is no such file
+    return []
 
 
 def _interpreter_options() -> list[str]:
@@ -57,3 +85,15 @@ def _environment() -> dict[str, str]:
     before = os.environ.get("PYTHONPATH", "")
     others = [folder for folder in before.split(os.pathsep) if folder != _AUTOLOAD] if before else []
     return {"DITORCH_RUN": "1", "PYTHONPATH": os.pathsep.join([_AUTOLOAD, *others])}
+
+
+def _new_folder(program: str) -> str:
+    """A folder for this run, the same for all ranks that one launcher has started."""
+    moment = time.time()
+    if "LOCAL_RANK" in os.environ:
+        try:
+            moment = os.stat(f"/proc/{os.getppid()}").st_ctime  # when the launcher began
+        except OSError:
+            moment -= moment % 60
+    name = re.sub(r"[^\w.-]+", "_", Path(program).stem) or "run"
+    return str(Path("ditorch_runs") / f"{name}-{time.strftime('%Y-%m-%d-%H-%M-%S', time.localtime(moment))}")

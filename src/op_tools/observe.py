@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.tool import Tool
 from op_tools.output import messages, tables
+from op_tools.output.results import Results
 
 
 class OpObserve(Tool[tables.Described, str]):
@@ -16,11 +19,19 @@ class OpObserve(Tool[tables.Described, str]):
     feature = "dump_op_args"
     watches_gradients = True
 
+    def started(self) -> None:
+        self._calls: Counter[str] = Counter()
+
+    def collected(self) -> Results:
+        """How often each op was called."""
+        return Results("OpObserve", ("op", "calls"), self._calls.most_common(), sum(self._calls.values()))
+
     def before(self, call: OpCall) -> tables.Described:
         # as they are before the call: an in-place op changes what requires_grad says
         return tables.inputs(call)
 
     def after(self, call: OpCall, state: tables.Described) -> str:
+        self._calls[call.name] += 1
         above = f"\n\n\n{tables.heading(call)}\n"
         messages.say_lines(tables.arguments_table(call, state, above, "\n\n"))
         return above

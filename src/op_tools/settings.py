@@ -58,17 +58,20 @@ _bytes = partial(number_of_bytes, may_be_zero=False)
 
 
 class Numbers:
-    """Whole numbers chosen like pages to print: `0`, `10-12`, `100-`, and several of these with commas."""
+    """Whole numbers chosen like pages to print: `0`, `10-12`, `100-`, and several of these with commas.
+
+    `10:13` is `10-12`, as Python counts, and `100:` is `100-`.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._parts: list[tuple[int, float]] = []
         for part in text.split(","):
-            match = re.fullmatch(r"\s*(\d+)\s*(?:(-)\s*(\d*))?\s*", part)
+            match = re.fullmatch(r"\s*(\d+)\s*(?:([-:])\s*(\d*))?\s*", part)
             if not match:
                 raise ValueError("it must be numbers and ranges, such as 0,10-12 or 100-")
             first = int(match[1])
-            last = first if not match[2] else int(match[3]) if match[3] else float("inf")
+            last = first if not match[2] else int(match[3]) - (match[2] == ":") if match[3] else float("inf")
             if last < first:
                 raise ValueError(f"the range {part.strip()} runs backwards")
             self._parts.append((first, last))
@@ -80,6 +83,24 @@ class Numbers:
         return f"Numbers({self._text!r})"
 
 
+# what OP_TOOLS and the options of `ditorch run` call the tools
+TOOL_NAMES = ("autocompare", "capture", "time", "overflow", "observe", "fallback", "cast")
+
+
+def _tool_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in TOOL_NAMES]
+    if unknown:
+        raise ValueError(f"there is no tool {unknown[0]}; these are: {', '.join(TOOL_NAMES)}")
+    return names
+
+
+TOOLS: Setting[tuple[str, ...]] = Setting(
+    "OP_TOOLS",
+    (),
+    _tool_names,
+    f"the tools that `ditorch run` starts in a program and its children: {', '.join(TOOL_NAMES)}",
+)
 VERBOSE = Setting(
     "OP_TOOLS_VERBOSE",
     1,

@@ -21,7 +21,7 @@ LAYERS = (
     {"storage"},
     {"core"},
     {"autocompare", "capture", "timing", "overflow", "reroute", "observe", "replay"},
-    {"run_op_from_data", "__init__"},
+    {"run", "run_op_from_data", "__init__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

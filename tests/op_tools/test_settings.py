@@ -25,6 +25,11 @@ CASES = {
     "OP_TOOLS_PRINT_STACK": (False, SWITCH, NOT_A_SWITCH),
     "OP_TOOLS_OUT": (Path("op_tools_results"), {"/runs/a": Path("/runs/a"), "~/a": Path.home() / "a"}, {}),
     "OP_TOOLS_STEPS": (None, {}, {**NOT_NUMBERS, "5-2": "the range 5-2 runs backwards"}),
+    "OP_TOOLS": (
+        (),
+        {"time": ("time",), "autocompare, time": ("autocompare", "time")},
+        {"times": f"there is no tool times; these are: {', '.join(settings.TOOL_NAMES)}"},
+    ),
     "OP_TOOLS_RANKS": (None, {}, NOT_NUMBERS),
     "OP_CAPTURE_MODE": ("data", {"statistics": "statistics"}, {"stats": "it must be one of data, statistics"}),
     "OP_CAPTURE_MEMORY": (2 * 2**30, BYTES, NOT_BYTES),

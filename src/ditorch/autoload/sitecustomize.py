@@ -40,6 +40,7 @@ class _AfterTorch:
         def execute_and_install(module: ModuleType) -> None:
             execute(module)
             _install()
+            _start_tools()
             # Not sooner: torch may be looked for without being imported, and an import that failed may be tried again.
             del loader.exec_module  # type: ignore[attr-defined]
             if self in sys.meta_path:
@@ -73,6 +74,21 @@ def _install() -> None:
         sys.exit(1)
 
 
+def _start_tools() -> None:
+    """Starts the tools that OP_TOOLS names."""
+    if not os.environ.get("OP_TOOLS", "").strip():
+        return
+    from op_tools.errors import OpToolsError
+    from op_tools.run.start import start
+
+    backend = getattr(sys.modules.get("ditorch"), "_backend", None)  # none where the redirect is switched off
+    try:
+        start(backend.name if backend else "", backend.command if backend else None)
+    except OpToolsError as error:
+        print(f"op_tools: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
 def _run_hidden_sitecustomize() -> None:
     """Runs the one that Python would have run, had this folder not come first."""
     own = sys.modules.pop(__name__)
@@ -89,6 +105,7 @@ def _start() -> None:
     if os.environ.get("DITORCH_RUN") == "1":
         if "torch" in sys.modules:  # by a .pth file
             _install()
+            _start_tools()
         else:
             sys.meta_path.insert(0, _AfterTorch())
     _run_hidden_sitecustomize()

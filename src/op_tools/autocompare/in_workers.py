@@ -34,3 +34,7 @@ class InWorkers(OnHost):
 
     def close(self) -> None:
         self._workers.close()
+
+    @property
+    def gradients_left_out(self) -> int:
+        return self._workers.left_out

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from op_tools.autocompare.judging.comparer import Comparison
@@ -16,6 +17,7 @@ from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.output import messages, tables
 from op_tools.output.csv_files import CsvFile, cell
+from op_tools.output.results import Results
 from op_tools.values import trees
 
 _MAX_SUMMARY_ROWS = 30
@@ -165,6 +167,9 @@ def _reasons(comparison: Comparison) -> str:
     return "\n".join(f"wrong: {row.name}: {row.verdict.reason}" for row in wrong if row.verdict is not None)
 
 
+_COLUMNS = ("op", "what", "where", "module", "forward_id", "step", "reason", "severity", "calls", "capture")
+
+
 # ---- the whole run ---------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +186,7 @@ class Finding:
     reason: str
     severity: float
     calls: int = 0
+    capture: str = ""  # the folder with its tensors
 
     def __str__(self) -> str:
         place = f"{self.module}, {self.where}" if self.module else self.where
@@ -206,7 +212,7 @@ class Report:
     def take(self, call: OpCall, outcome: Outcome) -> None:
         """One call, or its gradients."""
         comparison = outcome.comparison
-        self.summary.add(call, comparison)
+        self.summary.add(call, comparison, outcome.saved)
         rows = comparison.rows
         if rows:
             self._csv.add_lines(csv_lines(call, rows).encode(), len(rows))
@@ -217,6 +223,9 @@ class Report:
         if outcome.text:
             saved = "".join(f"{path} saved\n" for path in outcome.saved)
             messages.say(outcome.text + saved)
+
+    def files(self) -> list[str]:
+        return [str(self._csv.path)] if self._csv.written else []
 
     def close(self, is_shown: bool) -> None:
         self._csv.close()
@@ -232,6 +241,7 @@ class Summary:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[tuple[str, str, str], Finding] = {}
+        self._not_compared: dict[tuple[str, str], int] = {}  # calls, by op and reason
         self._failures: dict[str, list[Any]] = {}
         self.calls = 0
         self.wrong_calls = 0
@@ -239,10 +249,13 @@ class Summary:
         self.not_close = 0
         self.skipped = 0
 
-    def add(self, call: OpCall, comparison: Comparison) -> int:
+    def add(self, call: OpCall, comparison: Comparison, saved: Sequence[str] = ()) -> int:
         """Takes a comparison in; returns how many calls at this place are wrong, with this one."""
         with self._lock:
             self.calls += 1
+            reason = comparison.failure or comparison.skipped
+            if reason:
+                self._not_compared[call.name, reason] = self._not_compared.get((call.name, reason), 0) + 1
             if comparison.failure:
                 self._failures.setdefault(call.name, [comparison.failure, 0])[1] += 1
                 return 0
@@ -256,13 +269,13 @@ class Summary:
                 if judged is None:
                     continue
                 if not judged.right:
-                    most = max(most, self._add_row(call, row))
+                    most = max(most, self._add_row(call, row, saved))
                 elif not judged.measures.allclose:
                     self.not_close += 1
             self.wrong_calls += most > 0
             return most
 
-    def _add_row(self, call: OpCall, row: Row) -> int:
+    def _add_row(self, call: OpCall, row: Row, saved: Sequence[str]) -> int:
         assert row.verdict is not None
         what, where = row.name.partition(" ")[2], call.where.line()
         known = self._found.get((call.name, what, where))
@@ -270,14 +283,28 @@ class Summary:
             found = Finding(
                 call.name, what, where, call.where.module, call.id, call.step, row.verdict.reason, row.verdict.severity
             )
-            found.calls = 0 if known is None else known.calls
+            if known is not None:
+                found.calls, found.capture = known.calls, known.capture
             known = self._found[call.name, what, where] = found
         known.calls += 1
+        if saved and not known.capture:
+            known.capture = os.path.dirname(os.path.dirname(saved[0]))
         return known.calls
 
     def ranked(self) -> list[Finding]:
         """The worst first; among equals, the first in the program."""
         return sorted(self._found.values(), key=lambda found: (-found.severity, found.forward_id))
+
+    def results(self, gradients_left_out: int, files: Sequence[str]) -> Results:
+        """As data, the worst first."""
+        with self._lock:
+            ranked = self.ranked()
+            left_out = [(name, calls, reason) for (name, reason), calls in self._not_compared.items()]
+        if gradients_left_out:
+            left_out.append(("gradients", gradients_left_out, "the memory for calls that wait is full"))
+        rows = [astuple(one) for one in ranked]
+        facts = {"values": self.values, "wrong_calls": self.wrong_calls, "not_allclose": self.not_close}
+        return Results("OpAutoCompare", _COLUMNS, rows, self.calls, left_out, files, **facts)
 
     def text(self) -> str:
         """For the end of a run."""

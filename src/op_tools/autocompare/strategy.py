@@ -117,6 +117,11 @@ class Strategy:
         if self._deferred is not None:
             self._deferred.finish()
 
+    @property
+    def gradients_left_out(self) -> int:
+        """Calls whose gradients are not compared, for lack of memory."""
+        return self._pending.left_out
+
     # ---- for the strategies ------------------------------------------------------------------------------------------
 
     def _after_view(self, call: OpCall, state: CallInProgress) -> PendingCall | None:
@@ -171,6 +176,7 @@ class PendingCalls:
         self._max_graph_bytes: float | None = None
         self._used = 0
         self._lock = threading.Lock()
+        self.left_out = 0  # calls for which there was no room
 
     def add(self, call: ObservedCall, size: int, reference: Reference | None) -> PendingCall | None:
         """`size`: the bytes of the call. None where there is no room: the call's gradients will not be compared.
@@ -187,6 +193,7 @@ class PendingCalls:
                 else:
                     reference = None
             if self._used + size > self._limit:
+                self.left_out += 1
                 messages.complain_once(
                     "autocompare",
                     "memory",

@@ -35,6 +35,7 @@ from op_tools.ops.cast_tables import read_cast_tables
 from op_tools.ops.catalogue import Trait
 from op_tools.output import messages, paths
 from op_tools.output.csv_files import CsvFile
+from op_tools.output.results import Results
 
 _MAX_KNOWN_CALLS = 200_000  # distinct calls that are remembered
 _MAX_COMPARED_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
@@ -113,6 +114,10 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
             Comparer(tolerances, references), self.verbose, self.out, "reference", on_cpu if confirms else None
         )
         return OnDevice(examiner, deliver, limit)
+
+    def collected(self) -> Results:
+        """What is wrong, by op, value and place in the program; the worst first."""
+        return self.summary.results(self._strategy.gradients_left_out, self._report.files())
 
     def stopped(self) -> None:
         atexit.unregister(self._fail_at_exit)

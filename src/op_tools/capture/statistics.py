@@ -76,7 +76,7 @@ class Statistics:
         self._flushed = time.monotonic()
         # in the writer's thread
         self._pack: Pack | None = None
-        self._files = 0
+        self._files: list[str] = []
         self._records = 0
         self._bytes = 0
         self._is_full = False
@@ -117,9 +117,12 @@ class Statistics:
         if not self._records and not self._writer.dropped:
             return ""
         lost = "; some could not be written" if self._writer.dropped else ""
-        number = "1 file" if self._files == 1 else f"{self._files} files"
+        number = "1 file" if len(self._files) == 1 else f"{len(self._files)} files"
         written = f"statistics of {self._records} tensors in {self._calls} calls, {files.in_words(self._bytes)}"
         return f"OpCapture: {written} in {number} in {paths.capture_root(self._out)}{lost}"
+
+    def files(self) -> list[str]:
+        return self._files
 
     # -- at the call --------------------------------------------------------------------------------------------------
 
@@ -206,8 +209,9 @@ class Statistics:
     def _file(self) -> Pack:
         if self._pack is None:
             head = {"pid": os.getpid(), "rank": this_rank(), "torch": torch.__version__}
-            self._pack = Pack(paths.capture_statistics(self._out), head)
-            self._files += 1
+            path = paths.capture_statistics(self._out)
+            self._pack = Pack(path, head)
+            self._files.append(str(path))
         return self._pack
 
     def _end_file(self) -> None:

@@ -9,6 +9,7 @@ disk has not taken yet. `mode="statistics"` keeps a few numbers for each tensor 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from op_tools.core.tool import AnyTool, Tool
 from op_tools.core.watcher import Kept, State
 from op_tools.device.host_memory import HostMemory
 from op_tools.output import messages, paths, tables
+from op_tools.output.results import Results
 from op_tools.output.writer import Writer, spare_threads
 from op_tools.settings import Setting
 from op_tools.storage import files
@@ -44,6 +46,10 @@ class Keeper(Protocol[State, Kept]):
 
     def close(self) -> str:
         """Writes what is left; returns the summary, which is empty where there was nothing."""
+        ...
+
+    def files(self) -> list[str]:
+        """What was written: files, or the folder of many."""
         ...
 
 
@@ -68,7 +74,13 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
     def started(self) -> None:
         mode = _given(self._mode, "mode", settings.CAPTURE_MODE)
         memory = _given(self._memory, "memory", settings.CAPTURE_MEMORY)
+        self._calls: Counter[str] = Counter()
         self._keeper = Data(self, memory) if mode == "data" else Statistics(self)
+
+    def collected(self) -> Results:
+        """How many calls of each op were captured. `files`: the folder, or the files of statistics."""
+        calls = self._calls.most_common()
+        return Results("OpCapture", ("op", "calls"), calls, sum(self._calls.values()), files=self._keeper.files())
 
     def stopped(self) -> None:
         summary = with_modes_aside(self._keeper.close)
@@ -82,7 +94,10 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         return self._keeper.before(call)
 
     def after(self, call: OpCall, state: object) -> object:
-        return None if state is None else self._keeper.after(call, state)
+        if state is None:
+            return None
+        self._calls[call.name] += 1
+        return self._keeper.after(call, state)
 
     def flowed(self, call: OpCall, state: object, gradients: Gradients) -> None:
         self._keeper.flowed(call, state, gradients)
@@ -161,6 +176,9 @@ class Data:
         lost = f"; {self._writer.dropped} parts could not be written" if self._writer.dropped else ""
         written = f"{self._files.count} files of {self._files.calls} calls{linked}, {files.in_words(self._files.bytes)}"
         return f"OpCapture: {written} in {paths.capture_root(self._out)}{lost}"
+
+    def files(self) -> list[str]:
+        return [str(paths.capture_root(self._out))] if self._files.count else []
 
     def _save_inputs(self, begun: _Begun) -> None:
         if begun.inputs is not None:

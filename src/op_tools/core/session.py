@@ -28,6 +28,8 @@ from op_tools.values import tensors
 
 _local = threading.local()
 _sessions: list[Session] = []
+_step_listeners: list[Callable[[int], None]] = []
+_end_listeners: list[Callable[[], None]] = []
 MAX_PLANS = 10_000  # distinct functions that are remembered; classes made in a loop must not fill the memory
 
 
@@ -45,7 +47,15 @@ def step() -> int:
     number = STEPS.advance()
     for session in list(_sessions):
         session.step_began(number)
+    for listener in _step_listeners:
+        listener(number)
     return number
+
+
+def tell(when_step_begins: Callable[[int], None], when_all_has_stopped: Callable[[], None]) -> None:
+    """Has these called, for who keeps a record of the process."""
+    _step_listeners.append(when_step_begins)
+    _end_listeners.append(when_all_has_stopped)
 
 
 class Session:
@@ -188,11 +198,15 @@ def stop_everything() -> None:
     """Stops every tool of every thread, at the end of the program."""
     for session in list(_sessions):
         session.stop_all()
+    while _end_listeners:
+        _end_listeners.pop()()
 
 
 def _abandon_everything() -> None:
     for session in list(_sessions):
         session.abandon()
+    _step_listeners.clear()
+    _end_listeners.clear()
 
 
 atexit.register(stop_everything)

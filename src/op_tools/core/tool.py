@@ -17,6 +17,7 @@ from op_tools.core.watcher import AnyWatcher, Condition, Kept, State, Watcher
 from op_tools.errors import SettingError
 from op_tools.ops.selection import Ops, selection
 from op_tools.output import messages
+from op_tools.output.results import Results
 
 Self = TypeVar("Self", bound="AnyTool")
 
@@ -56,6 +57,7 @@ class Tool(Watcher[State, Kept]):
         self._arguments = (ops, skip, out, steps, ranks, verbose)
         self.condition = condition
         self._joined: Watched | None = None
+        self._was_started = False
 
     def start(self: Self) -> Self:
         """Begins to watch this thread. Variables are read now; one that cannot be understood is an error now."""
@@ -73,6 +75,15 @@ class Tool(Watcher[State, Kept]):
 
     end = stop
 
+    @property
+    def results(self) -> Results:
+        """What it has found since it was started, also after it has stopped."""
+        return self.collected() if self._was_started else Results(type(self).__name__, (), (), 0)
+
+    def collected(self) -> Results:
+        """What `results` gives, once it has been started."""
+        return Results(type(self).__name__, (), (), 0)
+
     def __enter__(self: Self) -> Self:
         return self.start()
 
@@ -85,7 +96,7 @@ class Tool(Watcher[State, Kept]):
         """Begins to watch what a session sees, or the calls of one function."""
         if self._joined is None and self._read_settings():
             with_modes_aside(self.started)
-            self._joined, self.active = watched, True
+            self._joined, self.active, self._was_started = watched, True, True
             watched.add(self)
 
     def abandon(self) -> None:
@@ -95,7 +106,7 @@ class Tool(Watcher[State, Kept]):
     def _read_settings(self) -> bool:
         """False where this rank is not to be watched."""
         ops, skip, out, steps, ranks, verbose = self._arguments
-        self.selection = selection(self.prefix, ops, skip)
+        self.selection = selection(self.prefix, ops, skip, shares=not self.changes)
         self.out = settings.OUT.get() if out is None else Path(out)
         self.steps = settings.STEPS.get() if steps is None else steps
         self.verbose = settings.VERBOSE.get() if verbose is None else verbose

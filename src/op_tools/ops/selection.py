@@ -79,16 +79,20 @@ class _Names:
         return [entry for entry in self._patterns if entry not in self._matched]
 
 
-def selection(prefix: str, ops: Ops | None, skip: Ops | None) -> Selection:
-    """From the arguments of a tool; what is not given comes from `{prefix}_LIST` and `{prefix}_DISABLE_LIST`."""
-    only = _from_environment(f"{prefix}_LIST") if ops is None else _from_argument(ops)
-    unwanted = _from_environment(f"{prefix}_DISABLE_LIST") if skip is None else _from_argument(skip)
+def selection(prefix: str, ops: Ops | None, skip: Ops | None, shares: bool = True) -> Selection:
+    """From the arguments of a tool; what is not given comes from `{prefix}_LIST` and `{prefix}_DISABLE_LIST`.
+
+    `shares`: where these are unset, OP_TOOLS_LIST and OP_TOOLS_DISABLE_LIST stand in for them.
+    """
+    prefixes = (prefix, "OP_TOOLS") if shares else (prefix,)
+    only = _from_environment("LIST", prefixes) if ops is None else _from_argument(ops)
+    unwanted = _from_environment("DISABLE_LIST", prefixes) if skip is None else _from_argument(skip)
     return Selection(only, unwanted or [], f"{prefix}_LIST or {prefix}_DISABLE_LIST")
 
 
-def _from_environment(variable: str) -> list[str] | None:
-    text = os.environ.get(variable)
-    return None if text is None else split(text)
+def _from_environment(suffix: str, prefixes: Iterable[str]) -> list[str] | None:
+    texts = (os.environ.get(f"{prefix}_{suffix}") for prefix in prefixes)
+    return next((split(text) for text in texts if text is not None), None)
 
 
 def _from_argument(ops: Ops) -> list[str]:

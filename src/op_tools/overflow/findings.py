@@ -20,6 +20,7 @@ _MAX_ROWS = 20  # of the summary
 _ABOUT_TENSOR = ("name", "shape", "stride", "dtype", "device", "value")
 _ABOUT_NUMBERS = ("min", "max", "mean", "std", "norm", "nan", "inf", "first_bad")
 _SUMMARY = ("name", "phase", "what", "calls", "step", "forward_id", "module", "where")
+COLUMNS = ("op", *_SUMMARY[1:])
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,17 @@ class Findings:
         self.first.setdefault(kind, one)
         self.calls[kind] = self.calls.get(kind, 0) + 1
 
-    def table(self) -> str:
+    def rows(self) -> list[tuple[Any, ...]]:
         """In the order in which they first occurred."""
-        rows = [_summary_row(one, self.calls[kind]) for kind, one in list(self.first.items())[:_MAX_ROWS]]
+        return [
+            (one.name, one.phase, one.what, self.calls[kind], one.step, one.forward_id, one.module, one.where)
+            for kind, one in self.first.items()
+        ]
+
+    def table(self) -> str:
+        rows = [(*map(str, row[:-1]), row[-1].partition(": ")[0]) for row in self.rows()[:_MAX_ROWS]]
         left = len(self.first) - len(rows)
         return tables.table(_SUMMARY, rows) + (f"\n… and {left} more kinds" if left else "")
-
-
-def _summary_row(one: Finding, calls: int) -> tuple[str, ...]:
-    place = one.where.partition(": ")[0]  # file, line and function
-    return (one.name, one.phase, one.what, str(calls), str(one.step), str(one.forward_id), one.module, place)
 
 
 class Tensors:

@@ -37,9 +37,10 @@ from op_tools.core.modes import with_modes_aside
 from op_tools.core.tool import Tool
 from op_tools.errors import OverflowFound, StopTraining
 from op_tools.output import messages, paths, tables
+from op_tools.output.results import Results
 from op_tools.overflow.calls import CheckedCall, Flow, is_made, made_by, worse
 from op_tools.overflow.checks import Checks
-from op_tools.overflow.findings import Finding, Findings, Tensors, finding
+from op_tools.overflow.findings import COLUMNS, Finding, Findings, Tensors, finding
 from op_tools.overflow.finite import is_intact
 from op_tools.overflow.intent import Intent
 from op_tools.storage import store
@@ -87,6 +88,11 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
     def found(self) -> list[Finding]:
         """The first call of each kind that made NaN or Inf, in the order in which they ran."""
         return list(self._faults.first.values())
+
+    def collected(self) -> Results:
+        """What made NaN or Inf, in the order in which they ran; then what was given some that no op had made."""
+        rows = [*self._faults.rows(), *self._came_in.rows()]
+        return Results("OpOverflowCheck", COLUMNS, rows, self._calls)
 
     def started(self) -> None:
         self._reset()

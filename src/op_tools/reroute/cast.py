@@ -38,6 +38,7 @@ from op_tools.ops.cast_tables import (
 )
 from op_tools.ops.catalogue import Trait
 from op_tools.output import messages, tables
+from op_tools.output.results import Results
 from op_tools.reroute.cast_call import Cast, CastKind, ForeachCast, cast_call
 from op_tools.values import trees
 
@@ -71,15 +72,20 @@ class OpDtypeCast(Tool[None, None]):
         self._by_op, self._kinds = {}, {}
         self.selection.leave_alone("OpDtypeCast", _reason_to_leave)
 
-    def stopped(self) -> None:
-        if not self._kinds or self.verbose < 1:
-            return
+    def collected(self) -> Results:
+        """Which ops were cast, by name."""
         calls: dict[tuple[str, str], int] = {}
         for kind in self._kinds.values():
             row = kind.name, ", ".join(sorted(_action(*pair) for pair in kind.casts))
             calls[row] = calls.get(row, 0) + kind.calls
-        rows = [(*row, str(count)) for row, count in sorted(calls.items())]
-        messages.say(f"\n{tables.table(('op', 'casts', 'calls'), rows)}\n")
+        rows = [(*row, count) for row, count in sorted(calls.items())]
+        return Results("OpDtypeCast", ("op", "casts", "calls"), rows, sum(calls.values()))
+
+    def stopped(self) -> None:
+        if self._kinds and self.verbose >= 1:
+            found = self.results
+            rows = [tuple(map(str, row.values())) for row in found]
+            messages.say(f"\n{tables.table(found.columns, rows)}\n")
 
     def run(self, call: OpCall, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.condition is not None and self._casts is None:

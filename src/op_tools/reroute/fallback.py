@@ -30,6 +30,7 @@ from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import DEFAULT_CASTS
 from op_tools.ops.catalogue import Trait
 from op_tools.output import messages, tables
+from op_tools.output.results import Results
 from op_tools.reroute.cast_call import cast_call
 from op_tools.reroute.cpu_call import CpuCall, DeviceCall
 from op_tools.values import trees
@@ -68,10 +69,15 @@ class OpFallback(Tool[None, None]):
         self._not_on_device, self._not_on_cpu, self._fallen = {}, set(), {}
         self.selection.leave_alone("OpFallback", _reason_to_stay)
 
+    def collected(self) -> Results:
+        """The ops that ran on the CPU, the most frequent first."""
+        ranked = sorted(self._fallen.items(), key=lambda entry: -entry[1].calls)
+        rows = [(name, fallen.calls, fallen.because, fallen.where.line()) for name, fallen in ranked]
+        return Results("OpFallback", ("op", "calls", "because", "where"), rows, sum(row[1] for row in rows))
+
     def stopped(self) -> None:
         if self._fallen and self.verbose >= 1:
-            ranked = sorted(self._fallen.items(), key=lambda entry: -entry[1].calls)
-            rows = [(name, str(fallen.calls), fallen.because, fallen.where.line()) for name, fallen in ranked]
+            rows = [tuple(map(str, row.values())) for row in self.results]
             messages.say(f"\n{tables.table(('op', 'calls on the CPU', 'because', 'first'), rows)}\n")
 
     def run(self, call: OpCall, proceed: Proceed, args: Args, kwargs: Kwargs) -> Any:

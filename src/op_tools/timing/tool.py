@@ -24,7 +24,8 @@ from op_tools.core.gradients import Gradients
 from op_tools.core.tool import Tool
 from op_tools.errors import SettingError
 from op_tools.output import messages, paths, tables
-from op_tools.timing.ledger import COLUMNS, Book, Ledger, Timing
+from op_tools.output.results import Results
+from op_tools.timing.ledger import COLUMNS, Book, Ledger, Timing, Total
 from op_tools.timing.native_ledger import NativeLedger
 from op_tools.timing.timer import Span
 from op_tools.values import trees
@@ -60,11 +61,18 @@ class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Span]):
         else:
             self._ledger = NativeLedger(helper, path, most, events)
 
+    def collected(self) -> Results:
+        """Sums for every op in ms, the one that took most first. What ops inside an op took is theirs."""
+        written = [one.path for one in (self._ledger.rows, self._ledger.trace) if one.written]
+        totals = self._ledger.totals
+        rows = _rows(totals)
+        return Results("OpTimeMeasure", _SUMMED, rows, sum(row[1] for row in rows), files=map(str, written))
+
     def stopped(self) -> None:
         ledger = self._ledger
         ledger.close()
         if self.verbose >= 1 and ledger.totals:
-            messages.say(_summary(ledger))
+            messages.say(_summary(ledger.totals))
         if self._shown:
             messages.say(tables.table(COLUMNS[:5], self._shown))
         if self.verbose >= 1 and ledger.rows.written:
@@ -126,15 +134,26 @@ def _times(call: OpCall, elapsed: float) -> tuple[str, ...]:
     return (call.name, str(call.id), f"{elapsed:.8f}", "ms")
 
 
-def _summary(ledger: Book) -> str:
-    """Every op, the one that took most first. The column for ops inside others is there where there are such."""
-    totals = sorted(ledger.totals.items(), key=lambda item: -item[1].own)
-    everything = sum(total.own for _, total in totals) or 1.0
+_SUMMED = ("op", "calls", "forward", "backward", "total", "mean", "share", "unit", "with_ops_inside")
+
+
+def _rows(totals: dict[str, Total]) -> list[tuple[Any, ...]]:
+    """Every op, the one that took most first."""
+    ranked = sorted(totals.items(), key=lambda item: -item[1].own)
+    everything = sum(total.own for _, total in ranked) or 1.0
     rows = []
-    for name, total in totals:
-        times = (total.forward, total.backward, total.own, total.own / total.calls if total.calls else 0.0)
-        with_inner = f"{total.all_in_all:.3f}" if total.has_inner else ""
+    for op, total in ranked:
+        mean = total.own / total.calls if total.calls else 0.0
+        with_inner = total.all_in_all if total.has_inner else None
+        share = total.own / everything
+        rows.append((op, total.calls, total.forward, total.backward, total.own, mean, share, "ms", with_inner))
+    return rows
+
+
+def _summary(totals: dict[str, Total]) -> str:
+    """The column for ops inside others is there where there are such."""
+    shown = []
+    for op, calls, *times, share, unit, with_inner in _rows(totals):
         cells = [f"{value:.3f}" for value in times]
-        rows.append([name, str(total.calls), *cells, f"{total.own / everything:.1%}", "ms", with_inner])
-    columns = ("name", "calls", "forward", "backward", "total", "mean", "share", "unit", "with_ops_inside")
-    return tables.table(columns, rows)
+        shown.append([op, str(calls), *cells, f"{share:.1%}", unit, "" if with_inner is None else f"{with_inner:.3f}"])
+    return tables.table(("name", *_SUMMED[1:]), shown)

@@ -59,6 +59,7 @@ class Workers:
     ) -> None:
         self._folder = transfer.make_folder()
         self._memory = memory
+        self.left_out = 0  # calls for whose gradients there was no room
         self._deliver = deliver
         self._changed = threading.Condition()
         self._queued = 0  # bytes of jobs on their way
@@ -130,6 +131,7 @@ class Workers:
     def _may_keep(self, size: int) -> bool:
         if self._kept + size <= self._memory:
             return True
+        self.left_out += 1
         messages.complain_once(
             "autocompare",
             "memory",

@@ -1,0 +1,185 @@
+"""The end of a run in words, on one screen: what is wrong, what is slow, what was not looked at, what to type next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+Row = dict[str, Any]
+_MAX_WRONG = 8
+_MAX_SLOW = 6
+_MAX_OTHERS = 5
+
+
+def show(summary: Row) -> None:
+    """On stderr: what the program prints is its own."""
+    console = Console(stderr=True)
+    try:
+        _print(console, summary)
+    except UnicodeEncodeError:
+        encoding = sys.stderr.encoding or "ascii"
+        sys.stderr.write(text(summary, console.width).encode(encoding, "replace").decode(encoding))
+
+
+def text(summary: Row, width: int) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        _print(console, summary)
+    return captured.get()
+
+
+def _print(console: Console, summary: Row) -> None:
+    console.print()
+    console.print(_headline(summary))
+    _print_wrong(console, summary["wrong"])
+    for title, table in (
+        ("Slow: the time of ops", _slow(summary["slow"])),
+        ("Ran elsewhere", _elsewhere(summary["elsewhere"])),
+        ("Not looked at", _not_looked_at(summary["not_looked_at"])),
+    ):
+        if table is not None:
+            console.print(Text(f"\n{title}", style="bold"), table)
+    if summary["next"]:
+        console.print(Text("\nNext", style="bold"))
+        for command in summary["next"]:
+            console.print(Text(f"  {command}"), soft_wrap=True)  # in one piece, to be copied
+
+
+def _headline(summary: Row) -> Text:
+    processes = summary["processes"]
+    lines = [f"ditorch run: {_ended(summary['status'])}; results in", f"  {summary['run']}"]
+    if not processes:
+        lines.append(
+            "No op call on an accelerator was seen: did the program use one? `ditorch doctor` shows what is here."
+        )
+        return Text("\n".join(lines), style="bold")
+    device = processes[0]["device"]
+    of = {1: "1 process"}.get(len(processes), f"{len(processes)} processes")
+    steps = max(record["steps"] for record in processes)
+    named = device.get("name") or device.get("backend") or "an accelerator"
+    lines.append(f"{of} on {named}, {steps} training steps, torch {processes[0]['torch']}")
+    lines += [f"{tool}: {_verdict(tool, total)}" for tool, total in summary["tools"].items()]
+    return Text("\n".join(lines))
+
+
+def _ended(status: int) -> str:
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}"
+    return f"ended with exit code {status}"
+
+
+def _verdict(tool: str, total: Row) -> str:
+    calls = f"{total['calls']:,} calls"
+    if tool == "OpAutoCompare":
+        wrong = f"{total['wrong_calls']:,} calls wrong" if total["wrong_calls"] else "nothing wrong"
+        return f"{wrong} in {calls}, {total['values']:,} values compared"
+    if tool == "OpCapture":
+        return f"{calls} saved: {', '.join(total['files'][:2])}"
+    words = {
+        "OpTimeMeasure": "timed",
+        "OpOverflowCheck": "looked at for NaN and Inf",
+        "OpFallback": "on the CPU",
+        "OpDtypeCast": "cast",
+    }
+    return f"{calls} {words.get(tool, 'seen')}"
+
+
+def _table(columns: Iterable[tuple[str, str]], rows: Iterable[tuple[str, ...]], left: int) -> Table:
+    """`columns` with how they are aligned; `left`: how many more rows there are in summary.json."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
+    for name, justify in columns:
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    if left > 0:
+        table.caption = f"… and {left} more in summary.json"
+    return table
+
+
+def _print_wrong(console: Console, rows: list[Row]) -> None:
+    """One entry for each op and place in the program: the worst of its values in words, the others by name."""
+    entries: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        entries.setdefault((row["tool"], row["op"], row["where"]), []).append(row)
+    if entries:
+        console.print(Text("\nWrong, the worst first", style="bold"))
+    for number, found in enumerate(list(entries.values())[:_MAX_WRONG], 1):
+        worst = found[0]
+        head = Text(f"{number}. ")
+        head.append(worst["op"], style="bold red")
+        console.print(head.append(f"  {_in_words(worst, found[1:])}"))
+        console.print(Padding(Text("\n".join(_place(worst)), style="dim"), (0, 0, 0, 3)))
+    if len(entries) > _MAX_WRONG:
+        console.print(f"… and {len(entries) - _MAX_WRONG} more places in summary.json")
+
+
+def _in_words(worst: Row, others: list[Row]) -> str:
+    calls = "1 call" if worst["calls"] == 1 else f"{worst['calls']:,} calls"
+    often = f"{calls}, step {worst['step']}" + (f", ranks {_numbers(worst['ranks'])}" if worst["ranks"] != [0] else "")
+    if worst["tool"] != "OpAutoCompare":
+        return f"{worst['what']}, {worst['phase']} ({often})"
+    also = f"; also {', '.join(row['what'] for row in others)}" if others else ""
+    return f"{worst['what']} {worst['reason']}{also} ({often})"
+
+
+def _numbers(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _place(row: Row) -> list[str]:
+    return [one for one in (row["module"], _short_path(row["where"])) if one]
+
+
+def _short_path(where: str) -> str:
+    """Without the working directory."""
+    here = os.getcwd() + os.sep
+    return where[len(here) :] if where.startswith(here) else where
+
+
+def _slow(rows: list[Row]) -> Table | None:
+    if not rows:
+        return None
+    cells = [
+        (row["op"], f"{row['calls']:,}", f"{row['forward']:.1f}", f"{row['backward']:.1f}", f"{row['share']:.1%}")
+        for row in rows[:_MAX_SLOW]
+    ]
+    columns = (
+        ("op", "left"),
+        ("calls", "right"),
+        ("forward ms", "right"),
+        ("backward ms", "right"),
+        ("share", "right"),
+    )
+    return _table(columns, cells, len(rows) - _MAX_SLOW)
+
+
+def _elsewhere(rows: list[Row]) -> Table | None:
+    if not rows:
+        return None
+    how = {"OpFallback": "on the CPU"}
+    cells = [
+        (row["op"], f"{row['calls']:,}", how.get(row["tool"]) or row["casts"], row.get("because") or "as asked for")
+        for row in rows[:_MAX_OTHERS]
+    ]
+    columns = (("op", "left"), ("calls", "right"), ("how", "left"), ("because", "left"))
+    return _table(columns, cells, len(rows) - _MAX_OTHERS)
+
+
+def _not_looked_at(rows: list[Row]) -> Table | None:
+    if not rows:
+        return None
+    cells = [
+        (row["what"], f"{row['calls']:,}" if row["calls"] else "", row["reason"], row["tool"])
+        for row in rows[:_MAX_OTHERS]
+    ]
+    columns = (("what", "left"), ("calls", "right"), ("because", "left"), ("tool", "left"))
+    return _table(columns, cells, len(rows) - _MAX_OTHERS)

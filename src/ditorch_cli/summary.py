@@ -1,0 +1,176 @@
+"""The summary of a run: what the tools of all its processes found, as one dictionary. docs/run.md describes it.
+
+It is summary.json in the run's folder; screen.py puts it into words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ditorch_cli.manifest import FILE as MANIFEST
+from ditorch_cli.manifest import write_whole
+
+SCHEMA = "ditorch.summary/1"
+Row = dict[str, Any]
+
+
+def records(folder: Path) -> list[Row]:
+    """What the processes of a run have written, by rank."""
+    found = []
+    for path in sorted((folder / "processes").glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+    return sorted(found, key=lambda record: (record["rank"], record["started"]))
+
+
+def is_running(record: Row) -> bool:
+    """Whether a process of this machine goes on."""
+    if record["ended"] is not None or record["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(record["pid"], 0)
+    except OSError:
+        return False
+    return True
+
+
+def of(folder: Path, status: int) -> Row:
+    """`status`: how the program ended, as subprocess has it."""
+    manifest: Row = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    processes = records(folder)
+    found = {
+        "schema": SCHEMA,
+        "run": str(folder),
+        "command": manifest["command"],
+        "status": status,
+        "processes": [_without_tools(record) for record in processes],
+        "tools": _totals(processes),
+        "wrong": _wrong(processes),
+        "slow": _slow(processes),
+        "elsewhere": _merged(processes, ("OpFallback", "OpDtypeCast"), ("tool", "op", "because", "casts")),
+        "not_looked_at": _not_looked_at(processes),
+    }
+    found["next"] = list(_next_commands(found, manifest))
+    return found
+
+
+def write(folder: Path, summary: Row, text: str) -> None:
+    write_whole(folder / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    write_whole(folder / "summary.txt", text)
+
+
+def _without_tools(record: Row) -> Row:
+    return {key: value for key, value in record.items() if key != "tools"}
+
+
+def _rows(processes: Iterable[Row], tools: Iterable[str]) -> Iterator[Row]:
+    """Rows of these tools, with the rank and the tool in them."""
+    for record in processes:
+        for tool in record["tools"]:
+            if tool["tool"] in tools:
+                for row in tool["rows"]:
+                    yield {**row, "tool": tool["tool"], "ranks": [record["rank"]]}
+
+
+def _totals(processes: Iterable[Row]) -> Row:
+    """For each tool: its calls and figures in all processes together, and its files."""
+    found: Row = {}
+    for record in processes:
+        for tool in record["tools"]:
+            total = found.setdefault(tool["tool"], {"calls": 0, "files": []})
+            for key, value in tool.items():
+                if isinstance(value, int) and key != "left_out":
+                    total[key] = total.get(key, 0) + value
+            total["files"] += [one for one in tool["files"] if one not in total["files"]]
+    return found
+
+
+def _merged(processes: Iterable[Row], tools: Iterable[str], key: tuple[str, ...]) -> list[Row]:
+    """Rows with equal values under `key` are one: its calls are summed up, its ranks listed."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in _rows(processes, tools):
+        values = tuple(row.get(name) for name in key)
+        known = found.get(values)
+        if known is None:
+            found[values] = row
+        else:
+            known["calls"] += row["calls"]
+            known["ranks"] = sorted({*known["ranks"], *row["ranks"]})
+    return list(found.values())
+
+
+def _wrong(processes: list[Row]) -> list[Row]:
+    """NaN first, in the order in which it arose: what comes after it is what became of it. Then the worst first."""
+    overflow = _merged(processes, ("OpOverflowCheck",), ("op", "phase", "what"))
+    overflow.sort(key=lambda row: (row["step"], row["forward_id"] if row["phase"] == "forward" else float("inf")))
+    compared = _merged(processes, ("OpAutoCompare",), ("op", "what", "where"))
+    compared.sort(key=lambda row: -float(row["severity"]))
+    return [*overflow, *compared]
+
+
+def _slow(processes: list[Row]) -> list[Row]:
+    """Ops by the time that they took in all processes together, in ms."""
+    found: dict[str, Row] = {}
+    for row in _rows(processes, ("OpTimeMeasure",)):
+        total = found.setdefault(
+            row["op"], {"op": row["op"], "calls": 0, "forward": 0.0, "backward": 0.0, "total": 0.0}
+        )
+        for key in ("calls", "forward", "backward", "total"):
+            total[key] += row[key]
+    everything = sum(row["total"] for row in found.values()) or 1.0
+    ranked = sorted(found.values(), key=lambda row: -row["total"])
+    return [{**row, "share": row["total"] / everything} for row in ranked]
+
+
+def _not_looked_at(processes: list[Row]) -> list[Row]:
+    found: dict[tuple[str, str, str], Row] = {}
+    for record in processes:
+        for tool in record["tools"]:
+            for row in tool["not_looked_at"]:
+                key = (tool["tool"], row["what"], row["reason"])
+                total = found.setdefault(key, {"tool": tool["tool"], **row, "calls": 0})
+                total["calls"] += row["calls"]
+        if record["ended"] is None:
+            what = f"rank {record['rank']} (pid {record['pid']} on {record['host']}) after step {record['steps']}"
+            found["", what, ""] = {"tool": "", "what": what, "calls": 0, "reason": "the process was killed"}
+    return sorted(found.values(), key=lambda row: -row["calls"])
+
+
+def _next_commands(found: Row, manifest: Row) -> Iterator[str]:
+    """What to type next, most useful first."""
+    program = _program(manifest["command"])
+    for row in found["wrong"][:1]:
+        op, step = shlex.quote(row["op"]), row["step"]
+        if row["tool"] == "OpAutoCompare":
+            if row["capture"]:
+                yield f"ditorch replay {shlex.quote(_from_here(row['capture']) + '/device')} --acc_check"
+            yield f"ditorch run --fallback {op} {program}"
+        else:
+            yield f"ditorch run --autocompare --steps {step}:{step + 1} {program}"
+            yield f"ditorch run --capture --ops {op} --steps {step}:{step + 1} {program}"
+    for row in [] if found["wrong"] else found["slow"][:1]:
+        yield f"ditorch run --capture --ops {shlex.quote(row['op'])} --steps 2:3 {program}"
+    capture = found["tools"].get("OpCapture", {}).get("files", [])
+    if capture and not capture[0].endswith(".pack"):
+        yield f"ditorch replay {shlex.quote(_from_here(capture[0]))} --acc_check"
+
+
+def _from_here(path: str) -> str:
+    """Relative to the working directory, if it is below it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith(os.pardir) else relative
+
+
+def _program(command: str) -> str:
+    """What followed the options of `ditorch run`."""
+    words = shlex.split(command)
+    while len(words) > 1 and (os.path.basename(words[0]).startswith("python") or words[0] in ("-u", "-O", "-B")):
+        words = words[1:]
+    return shlex.join(words)

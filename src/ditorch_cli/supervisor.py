@@ -1,0 +1,87 @@
+"""Runs a program with tools as a child: hands on signals, sums up what the tools found, and ends as it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from ditorch_cli import manifest, screen, summary
+
+_HANDED_ON = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT") if hasattr(signal, name)
+)
+_SECONDS_FOR_OTHERS = 10.0  # other ranks may end a little later
+
+
+def supervise(command: list[str], environment: dict[str, str], folder: Path) -> NoReturn:
+    """Of several ranks, the first one keeps the manifest and shows the summary."""
+    is_first = environment.get("RANK", environment.get("SLURM_PROCID", "0")) in ("0", "")
+    if is_first:
+        _begin(folder, command, environment)
+    status = _run(command, environment)
+    if is_first:
+        with contextlib.suppress(KeyboardInterrupt):
+            _end(folder, status)
+    _end_likewise(status)
+
+
+def _begin(folder: Path, command: list[str], environment: dict[str, str]) -> None:
+    if (folder / manifest.FILE).exists():
+        raise click.UsageError(f"{folder} holds a run already: give another folder, or remove it.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest.write(folder, manifest.begun(command, environment))
+    except OSError as error:
+        raise click.UsageError(f"{folder} cannot be written ({error.strerror}): give another folder (--out).") from None
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """Its exit status, as subprocess has it: negative for a signal."""
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        raise click.UsageError(f"{command[0]} cannot be started: {error.strerror}.") from None
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    for number in _HANDED_ON:
+        signal.signal(number, hand_on)
+    # a terminal sends it to both of us, others only to this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN if sys.stdin is not None and sys.stdin.isatty() else hand_on)
+    return process.wait()
+
+
+def _end(folder: Path, status: int) -> None:
+    _wait_for_others(folder)
+    try:
+        found = summary.of(folder, status)
+        manifest.write(folder, manifest.ended(folder, found, status))
+        summary.write(folder, found, screen.text(found, width=100))
+    except OSError as error:
+        print(f"ditorch: the summary in {folder} cannot be written: {error.strerror}", file=sys.stderr)
+        return
+    screen.show(found)
+
+
+def _wait_for_others(folder: Path) -> None:
+    until = time.monotonic() + _SECONDS_FOR_OTHERS
+    while time.monotonic() < until and any(summary.is_running(record) for record in summary.records(folder)):
+        time.sleep(0.1)
+
+
+def _end_likewise(status: int) -> NoReturn:
+    if status < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status if status >= 0 else 128 - status)

@@ -1,0 +1,152 @@
+"""The options of `ditorch run` for the tools, as data: each stands for variables. docs/run.md has their table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. Of one with a tool, the tool is started."""
+
+    name: str
+    help: str
+    variable: str | None = None  # what its value is put into
+    tool: str | None = None  # its name in OP_TOOLS
+    metavar: str | None = None  # it needs a value
+    choices: tuple[str, ...] = ()  # it may have one of these, after `=`; the first is the default
+
+    @property
+    def parameter(self) -> str:
+        return self.name.lstrip("-").replace("-", "_")
+
+    @property
+    def shown(self) -> str:
+        """As people type it."""
+        if self.choices:
+            return f"{self.name}[={'|'.join(self.choices)}]"
+        return f"{self.name} {self.metavar}" if self.metavar else self.name
+
+    def variables(self, value: Any) -> dict[str, str]:
+        """What the option with this value sets."""
+        if value is None or value is False or self.variable is None:
+            return {}
+        return {self.variable: str(value)}
+
+
+class _Fallback(Option):
+    def variables(self, value: Any) -> dict[str, str]:
+        return {"OP_FALLBACK_AUTO": "1"} if value == "auto" else super().variables(value)
+
+
+class _Cast(Option):
+    def variables(self, value: Any) -> dict[str, str]:
+        if value is None:
+            return {}
+        ops, _, casts = str(value).rpartition(":")
+        return {"OP_DTYPE_CAST_DICT": casts, **({"OP_DTYPE_CAST_LIST": ops} if ops else {})}
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "--autocompare",
+        "compare every op with the CPU in higher precision, or with the device itself, which is faster but blind to a "
+        "fault that both share; device,cpu: the CPU confirms what the device finds",
+        "OP_AUTOCOMPARE_REFERENCE",
+        "autocompare",
+        choices=("cpu", "device", "device,cpu"),
+    ),
+    Option(
+        "--capture",
+        "save the inputs, outputs and gradients of every op, or a few numbers of each tensor",
+        "OP_CAPTURE_MODE",
+        "capture",
+        choices=("data", "statistics"),
+    ),
+    Option("--time", "measure forward and backward time of every op and collective", None, "time"),
+    Option(
+        "--overflow",
+        "find the first NaN or Inf; stop: raise there; dump: save what the op was given",
+        "OP_OVERFLOW_CHECK_ACTION",
+        "overflow",
+        choices=("continue", "stop", "dump"),
+    ),
+    Option("--observe", "print the arguments and results of every op", None, "observe"),
+    _Fallback(
+        "--fallback",
+        "run these ops on the CPU; auto: those that the accelerator does not have",
+        "OP_FALLBACK_LIST",
+        "fallback",
+        "OPS",
+    ),
+    _Cast(
+        "--cast",
+        "run ops in another dtype, all or these: torch.bfloat16->torch.float32",
+        "OP_DTYPE_CAST_DICT",
+        "cast",
+        "[OPS:]MAP",
+    ),
+    Option(
+        "--ops",
+        "the ops that tools watch: full names and regular expressions, with commas between them",
+        "OP_TOOLS_LIST",
+        metavar="PATTERNS",
+    ),
+    Option("--skip", "ops that they leave alone", "OP_TOOLS_DISABLE_LIST", metavar="PATTERNS"),
+    Option("--steps", "the training steps to look at: 10:13, or 0,10-12", "OP_TOOLS_STEPS", metavar="A:B"),
+    Option("--ranks", "the ranks to look at: 0, or 0-7", "OP_TOOLS_RANKS", metavar="RANKS"),
+    Option("--out", "the run's folder; otherwise a new one in ditorch_runs", "OP_TOOLS_OUT", metavar="DIR"),
+)
+
+
+def variables(values: dict[str, Any]) -> dict[str, str]:
+    """What the options that were given set; OP_TOOLS among them where there are tools."""
+    found: dict[str, str] = {}
+    tools = []
+    for option in OPTIONS:
+        value = values.get(option.parameter)
+        found.update(option.variables(value))
+        if option.tool and value not in (None, False):
+            tools.append(option.tool)
+    return {**found, **({"OP_TOOLS": ",".join(tools)} if tools else {})}
+
+
+class ToolCommand(click.Command):
+    """A command with these options, and their own section in its help."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        for option in OPTIONS:
+            kind = {"type": click.Choice(option.choices)} if option.choices else {"metavar": option.metavar}
+            flag = {"is_flag": True} if not option.choices and not option.metavar else kind
+            self.params.append(click.Option([option.name], help=option.help, **flag))
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        return super().parse_args(context, _with_defaults(arguments))
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        tools = [(option.shown, option.help) for option in OPTIONS]
+        with formatter.section("Tools"):
+            formatter.write_dl(tools)
+        named = {option.parameter for option in OPTIONS}
+        options = [one for one in self.get_params(context) if isinstance(one, click.Option)]
+        others = [one.get_help_record(context) for one in options if one.name not in named]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in others if record])
+
+
+def _with_defaults(arguments: list[str]) -> list[str]:
+    """`--autocompare train.py` is `--autocompare=cpu train.py`: a value that may be left out stands after `=`."""
+    defaults = {option.name: option.choices[0] for option in OPTIONS if option.choices}
+    take_next = {option.name for option in OPTIONS if option.metavar}
+    found = list(arguments)
+    position = 0
+    while position < len(found) and found[position].startswith("-") and found[position] != "--":
+        name = found[position]
+        if name in defaults:
+            found[position] = f"{name}={defaults[name]}"
+        position += 2 if name in take_next else 1
+    return found

@@ -1,0 +1,74 @@
+"""Results: what a tool has found, as data. Summaries, files and notebooks are made from it.
+
+with op_tools.OpTimeMeasure() as tool:
+    train()
+for row in tool.results:
+    print(row["op"], row["total"])
+tool.results.to_pandas()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
+
+Row = dict[str, Any]
+
+
+class Results(Sequence[Row]):
+    """A sequence of rows, each a dictionary with the same keys; what matters most comes first.
+
+    `calls`: op calls that the tool has looked at. `not_looked_at`: rows with `what`, `calls` and `reason`. `files`:
+    what was written. `facts`: other figures of the whole run.
+    """
+
+    def __init__(
+        self,
+        tool: str,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        calls: int,
+        not_looked_at: Iterable[tuple[str, int, str]] = (),
+        files: Iterable[str] = (),
+        **facts: Any,
+    ) -> None:
+        self.tool = tool
+        self.columns = tuple(columns)
+        self.calls = calls
+        self.not_looked_at = [{"what": what, "calls": count, "reason": reason} for what, count, reason in not_looked_at]
+        self.files = list(files)
+        self.facts = facts
+        self._rows: list[Row] = [dict(zip(self.columns, row)) for row in rows]
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"<results of {self.tool}: {len(self)} rows from {self.calls:,} calls>"
+
+    def to_pandas(self) -> Any:
+        """The rows as a DataFrame; pandas has to be installed."""
+        import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+        return pandas.DataFrame(self._rows, columns=list(self.columns))
+
+    def as_dictionary(self, most_rows: int) -> dict[str, Any]:
+        """For JSON. `left_out`: how many rows are not in it."""
+        return {
+            "tool": self.tool,
+            "calls": self.calls,
+            **self.facts,
+            "rows": self._rows[:most_rows],
+            "left_out": max(0, len(self) - most_rows),
+            "not_looked_at": self.not_looked_at,
+            "files": self.files,
+        }

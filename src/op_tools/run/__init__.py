@@ -1,0 +1,1 @@
+"""What `ditorch run` does inside a program: starts the tools, and keeps a record of the process for the summary."""

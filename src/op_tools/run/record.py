@@ -1,0 +1,104 @@
+"""The record of one process in the run's folder: what its tools found, and on what. `ditorch run` sums them up.
+
+It is written after the first step, then every few seconds at the end of a step, and when the process ends: one that is
+killed leaves the last one. docs/run.md describes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from op_tools.core.call import STEPS
+from op_tools.core.modes import with_modes_aside
+from op_tools.core.tool import AnyTool, this_rank
+from op_tools.output import messages
+
+SCHEMA = "ditorch.process/1"
+_SECONDS_BETWEEN = 10.0
+_MAX_ROWS = 200  # of each tool
+
+
+class Record:
+    def __init__(self, tools: Sequence[AnyTool], run: Path, backend: str, command: str | None) -> None:
+        self._tools = tools
+        self._folder = run.absolute() / "processes"
+        self._device = {"backend": backend, "command": command}
+        self._started = time.time()
+        self._written = 0.0
+
+    def step_began(self, step: int) -> None:
+        if time.monotonic() - self._written >= _SECONDS_BETWEEN:
+            with_modes_aside(self._write, None)
+
+    def end(self) -> None:
+        with_modes_aside(self._write, time.time())
+
+    def _write(self, ended: float | None) -> None:
+        self._written = time.monotonic()
+        results = [tool.results for tool in self._tools]
+        if not any(found.calls for found in results):
+            return  # a process that only helps, such as a launcher or a loader of data
+        found = {**self._facts(ended), "tools": [_plain(one.as_dictionary(_MAX_ROWS)) for one in results]}
+        path = self._folder / f"{socket.gethostname()}-rank{this_rank()}-pid{os.getpid()}.json"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            text = f"{path} cannot be written ({error.strerror}): the summary of the run lacks this process"
+            messages.complain_once("record", text=text)
+
+    def _facts(self, ended: float | None) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "rank": this_rank(),
+            "world_size": _world_size(),
+            "arguments": sys.argv,
+            "started": self._started,
+            "ended": ended,
+            "steps": STEPS.current,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "device": {**self._device, **_device()},
+            "seed": torch.initial_seed(),
+        }
+
+
+def _world_size() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    size = os.environ.get("WORLD_SIZE", "1")
+    return int(size) if size.isdigit() else 1
+
+
+def _device() -> dict[str, Any]:
+    """The accelerator, if the program has used it: asking would start it."""
+    found: dict[str, Any] = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    with contextlib.suppress(Exception):
+        if torch.cuda.is_initialized():
+            found["name"], found["count"] = torch.cuda.get_device_name(), torch.cuda.device_count()
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: there is no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,39 @@
+"""Starts the tools that OP_TOOLS names, in a program that knows nothing of them."""
+
+from __future__ import annotations
+
+import os
+
+from op_tools import settings
+from op_tools.autocompare.tool import OpAutoCompare
+from op_tools.capture.tool import OpCapture
+from op_tools.core.session import tell
+from op_tools.core.tool import AnyTool
+from op_tools.observe import OpObserve
+from op_tools.overflow.tool import OpOverflowCheck
+from op_tools.reroute.cast import OpDtypeCast
+from op_tools.reroute.fallback import OpFallback
+from op_tools.run.record import Record
+from op_tools.timing.tool import OpTimeMeasure
+
+_TOOLS: dict[str, type[AnyTool]] = {
+    "autocompare": OpAutoCompare,
+    "capture": OpCapture,
+    "time": OpTimeMeasure,
+    "overflow": OpOverflowCheck,
+    "observe": OpObserve,
+    "fallback": OpFallback,
+    "cast": OpDtypeCast,
+}
+
+
+def start(backend: str, command: str | None) -> None:
+    """`backend`: the accelerator's name; `command`: its vendor's, which shows the devices."""
+    is_quiet = not os.environ.get(settings.VERBOSE.name)
+    tools = []
+    for name in settings.TOOLS.get():
+        # the summary says it all; what OpObserve prints is its purpose
+        tools.append(_TOOLS[name](verbose=0 if is_quiet and name != "observe" else None).start())
+    if tools:
+        record = Record(tools, settings.OUT.get(), backend, command)
+        tell(record.step_began, record.end)
