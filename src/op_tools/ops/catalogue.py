@@ -22,6 +22,7 @@ class Trait(enum.Flag):
     # how exact it is
     EXACT = enum.auto()  # no rounding: moved data, whole numbers, truth values, one of its inputs
     POINTWISE = enum.auto()  # a few roundings for each element
+    ELEMENTWISE = enum.auto()  # the same, and an element of the result depends on no other elements of its inputs
     SUMS = enum.auto()  # adds up many terms, in an order of the device's own
     MATRIX = enum.auto()  # sums on matrix units, which may take fewer bits (tf32, reduced-precision reduction)
     CONVOLUTION = enum.auto()  # the same, in the library for convolutions and recurrent layers
@@ -72,7 +73,8 @@ _IMPLIED = {
     Trait.STEPS: Trait.MATRIX | Trait.CONVOLUTION,
     Trait.NORM: Trait.SUMS,
     Trait.ROUGH: Trait.NORM | Trait.SUMS,
-    Trait.FINE: Trait.POINTWISE,
+    Trait.ELEMENTWISE: Trait.POINTWISE,
+    Trait.FINE: Trait.ELEMENTWISE | Trait.POINTWISE,
     Trait.DROPOUT: Trait.RANDOM,
 }
 
@@ -101,6 +103,9 @@ _OF_OPS = {
         remainder round rrelu rsub sigmoid sinc sinh softshrink softsign sub subtract tan tanh tanhshrink upsample
         upsample_bilinear upsample_nearest vander xlogy __floordiv__ __ipow__ __mod__ __pow__ __radd__ __rdiv__
         __rfloordiv__ __rmod__ __rmul__ __rpow__ __rsub__ __rtruediv__ __truediv__""",
+    Trait.ELEMENTWISE: """acos acosh add addcdiv addcmul asin asinh atan atan2 atanh cosh erfc hypot lerp logaddexp
+        logsigmoid rsub sigmoid sinh softsign sub subtract tan tanh __pow__ __radd__ __rdiv__ __rmul__ __rpow__ __rsub__
+        __rtruediv__ __truediv__""",
     Trait.SUMS: """_amp_foreach_non_finite_check_and_unscale _batch_norm_with_update _fused_adam _fused_adamw _fused_sgd
         _native_batch_norm_legit _safe_softmax _segment_reduce _softmax_backward_data
         _unsafe_masked_index_put_accumulate adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d allclose

@@ -227,10 +227,11 @@ def moved_by(amount: float, seed: int) -> Convert:
     def change(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() and not tensor.is_complex():
             return tensor
-        steps = amount * (2 * _coins(tensor, next(count)).to(torch.float64) - 1)
         # equal zeros must be told apart, too
-        apart = tensor.abs().nan_to_num(posinf=0.0).mean() * 2**-10 if tensor.numel() else 0.0
-        return torch.where(tensor.isfinite(), tensor + steps * tensor + steps * apart, tensor)
+        apart = tensor.abs().nan_to_num_(posinf=0.0).mean() * 2**-10 if tensor.numel() else 0.0
+        steps = _coins(tensor, next(count)).to(torch.float64).mul_(2).sub_(1).mul_(amount)
+        moved = (steps * tensor).add_(tensor).add_(steps.mul_(apart))
+        return torch.where(tensor.isfinite(), moved, tensor)
 
     return change
 
