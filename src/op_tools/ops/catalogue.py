@@ -36,6 +36,8 @@ class Trait(enum.Flag):
     EMPTY = enum.auto()  # its result is whatever the memory holds
     ORDER = enum.auto()  # positions of elements: among equals, any is right
     JUMPS = enum.auto()  # not continuous: a rounding error decides between results far apart
+    DECIDES = enum.auto()  # jumps, and nothing is computed before: equal inputs have one right result
+    DIVIDES = enum.auto()  # jumps after a division
     CHOICE = enum.auto()  # several results are right: signs of vectors, order of eigenvalues
     # what it does with memory
     VIEW = enum.auto()  # may return its input's memory
@@ -159,6 +161,8 @@ _OF_OPS = {
         le linalg.lstsq linalg.matrix_rank linalg.pinv lt multi_margin_loss multilabel_margin_loss nanquantile ne
         pinverse quantile remainder round searchsorted sign special.zeta trunc upsample upsample_nearest __floordiv__
         __mod__ __rfloordiv__ __rmod__""",
+    Trait.DECIDES: """bucketize ceil eq equal floor ge gt heaviside le lt ne round searchsorted sign trunc""",
+    Trait.DIVIDES: "floor_divide fmod remainder __floordiv__ __mod__ __rfloordiv__ __rmod__",
     Trait.CHOICE: """eig geqrf linalg.eig linalg.eigh linalg.eigvals linalg.ldl_factor linalg.ldl_factor_ex linalg.lu
         linalg.lu_factor linalg.lu_factor_ex linalg.qr linalg.svd lu ormqr qr svd symeig""",
 }

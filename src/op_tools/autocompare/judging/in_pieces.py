@@ -17,7 +17,7 @@ from torch import Tensor
 from op_tools.autocompare.judging import judge
 from op_tools.autocompare.judging.limits import LARGE_ELEMENTS, Tolerance, Tolerances
 from op_tools.autocompare.judging.measures import SumsAndMaxima, dense, same_bits
-from op_tools.autocompare.judging.verdict import Nearness, Row, Verdict, error_info
+from op_tools.autocompare.judging.verdict import Nearness, Row, Verdict, by_tolerance, error_info
 from op_tools.autocompare.observed import CannotCompare, ObservedCall, Value
 from op_tools.autocompare.reference.runs import Reference, References
 from op_tools.autocompare.reference.ways import Dtypes
@@ -240,4 +240,7 @@ class _Numbers:
         if self._nearness is None or not (self._is_same or self._nearness.is_enough()):
             return None
         measures = self._sums.measures(self._tolerance)
-        return None if measures is None else Row(name, Verdict(True, "", measures), *self._tolerance, self._info)
+        if measures is None:
+            return None
+        judged = by_tolerance(Verdict(True, "", measures), self._tolerance)
+        return Row(name, judged, *self._tolerance, self._info) if judged.right else None

@@ -175,6 +175,12 @@ class Tolerance(NamedTuple):
     rtol: float
 
 
+class GivenTolerance(Tolerance):
+    """One that the user has set: it decides, and not our limits."""
+
+    __slots__ = ()
+
+
 NOTHING = Tolerance(0.0, 0.0)  # for None
 NUMBER = Tolerance(1e-6, 1e-6)  # for a Python number
 _OTHER_TENSORS = Tolerance(1e-3, 1e-3)
@@ -236,4 +242,4 @@ def _two_numbers(text: str) -> Tolerance:
         raise ValueError("it must be two numbers with a comma between them: atol,rtol") from None
     if not (0 <= atol < math.inf and 0 <= rtol < math.inf):
         raise ValueError("neither number may be negative or infinite")
-    return Tolerance(atol, rtol)
+    return GivenTolerance(atol, rtol)

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from op_tools.autocompare.judging import error_statistics
 from op_tools.autocompare.judging.error_statistics import Found
-from op_tools.autocompare.judging.limits import Precision, Tolerance
+from op_tools.autocompare.judging.limits import GivenTolerance, Precision, Tolerance
 from op_tools.autocompare.judging.measures import (
     EQUAL,
     Measures,
@@ -154,6 +154,18 @@ def _measures_of(found: Found, tolerance: Tolerance, elements: int, has_same: bo
     )
 
 
+def by_tolerance(judged: Verdict, tolerance: Tolerance) -> Verdict:
+    """The verdict where the user has set a tolerance for such results: it decides."""
+    measures = judged.measures
+    if not isinstance(tolerance, GivenTolerance) or measures.allclose == judged.right:
+        return judged
+    if measures.allclose:
+        return judged._replace(right=True, reason="", severity=0.0)
+    limits = f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
+    reason = f"not within the tolerance that was set ({limits}): the largest difference is {measures.max_abs_diff:.3g}"
+    return judged._replace(right=False, reason=reason, severity=max(judged.severity, 1.0))
+
+
 def first_look(
     got: Tensor, expected: Tensor, precision: Precision, tolerance: Tolerance, allowance: Tensor | None = None
 ) -> Tensor:
@@ -172,7 +184,8 @@ def cleared(found: Found, precision: Precision, tolerance: Tolerance, elements: 
     severity = _weighed(found, precision)[-1]
     if severity > 1:
         return None
-    return Verdict(True, "", _measures_of(found, tolerance, elements, False), severity)
+    judged = Verdict(True, "", _measures_of(found, tolerance, elements, False), severity)
+    return judged if by_tolerance(judged, tolerance).right else None
 
 
 def is_as_good(got: Tensor, same: Tensor, precision: Precision) -> bool:
