@@ -221,9 +221,9 @@ def test_a_tolerance_that_the_user_has_set_decides(device, monkeypatch, referenc
         assert wrong(lambda: x.exp(), reference=reference) == set()
     monkeypatch.setenv("AUTOCOMPARE_ERROR_TOLERANCE_FLOAT32", "0,0")
     monkeypatch.delenv("EXP_AUTOCOMPARE_ERROR_TOLERANCE")
-    with kernel("log", lambda x: torch.nextafter(x.cpu().log(), torch.tensor(9.0)).to(x.device)):
-        with op_tools.OpAutoCompare(verbose=0) as tool:
-            x.log()
+    another_log = kernel("log", lambda x: torch.nextafter(x.cpu().log(), torch.tensor(9.0)).to(x.device))
+    with another_log, op_tools.OpAutoCompare(verbose=0) as tool:
+        x.log()
     assert "not within the tolerance that was set (atol 0, rtol 0)" in tool.results[0]["reason"]
 
 
@@ -242,3 +242,23 @@ def test_cross_entropy_under_autocast_in_all_its_forms(device, dtype):
                 torch.nn.functional.cross_entropy(scores, wanted, label_smoothing=smoothing).backward()
 
     assert wrong(run) == set()
+
+
+# ---- random ops ------------------------------------------------------------------------------------------------------
+
+
+def test_what_no_chance_can_draw(device):
+    shares = torch.tensor([[0.5, 0.5, 0.0, 0.0]], device=device).expand(64, 4)
+    assert wrong(lambda: torch.multinomial(shares, 2)) == set()
+    assert wrong(lambda: torch.multinomial(shares, 9, replacement=True)) == set()
+    assert wrong(lambda: torch.randperm(50, device=device)) == set()
+
+    def always(place):
+        return lambda x, number, *more, **others: torch.full((*x.shape[:-1], number), place, device=x.device)
+
+    with kernel("multinomial", always(3)):
+        assert wrong(lambda: torch.multinomial(shares, 1)) == {"multinomial"}
+    with kernel("multinomial", always(1)):
+        assert wrong(lambda: torch.multinomial(shares, 2)) == {"multinomial"}
+    with kernel("randperm.generator_out", lambda number, *, generator, out: out.fill_(1)):
+        assert wrong(lambda: torch.randperm(50, device=device)) == {"randperm"}
