@@ -109,3 +109,22 @@ def test_every_op_is_the_same_under_every_observing_tool(device, dtype, chunk, m
                     wrong.append(f"{op_samples.full_name(op)} under {name}: {', '.join(different)} differ")
     assert not wrong, "\n".join(wrong)
     assert compared > 200
+
+
+@pytest.mark.parametrize("make", OBSERVING.values(), ids=OBSERVING)
+def test_a_backward_pass_inside_autocast_is_the_same(device, make):
+    def gradient():
+        torch.manual_seed(0)
+        net = torch.nn.Linear(8, 8, device=device)
+        x = torch.randn(16, 8, device=device, requires_grad=True)
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            y = net(x)
+            (first,) = torch.autograd.grad(y.float().square().sum(), x, create_graph=True)
+            loss = net(x * 2).float().square().mean() + y.float().mean() + (first * first).sum()
+        loss.backward()
+        return net.weight.grad
+
+    plain = gradient()
+    with make():
+        watched = gradient()
+    assert torch.equal(plain, watched)

@@ -43,7 +43,8 @@ class OnHost(Strategy):
 
     def before(self, call: OpCall) -> CallInProgress:
         state = CallInProgress(call)
-        if not catalogue.has(call.name, Trait.VIEW):
+        # a view is known by its memory; `unsqueeze_` is none, and gives its input another shape
+        if state.works_in_place or not catalogue.has(call.name, Trait.VIEW):
             together = state.joined() if self._deferred is not None and "_foreach_" in call.name else None
             state.given = (together or state.live).copied()
             if self._device_looks_first(state.live.tensors):

@@ -25,6 +25,7 @@ from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.workers.pool import KeptByWorker
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
+from op_tools.device import tf32
 from op_tools.ops import autocast_policy, catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
@@ -60,7 +61,7 @@ class CallInProgress:
         # whether it has changed something need not be found out where it is known
         self._versions = [] if self.works_in_place else versions_of(tensors)
         self._policy = _policy(name, tensors) if autocast_policy.is_any_enabled() else (None, None)
-        self._is_tf32 = _HAS_TF32 and catalogue.has(name, catalogue.ON_MATRIX_UNITS) and _is_tf32(name, tensors)
+        self._is_tf32 = catalogue.has(name, catalogue.ON_MATRIX_UNITS) and _is_tf32(name, tensors)
 
     def joined(self) -> foreach_lists.Joined | None:
         """The arguments of an optimizer's op on lists, as one tensor for each list; None for other calls."""
@@ -300,25 +301,10 @@ def _chosen(name: str, active: torch.dtype) -> torch.dtype | None:
     return autocast_policy.dtype_by_policy(name, active)
 
 
-_HAS_TF32 = torch.version.cuda is not None
-
-
 def _is_tf32(name: str, tensors: Iterable[Tensor]) -> bool:
-    """True where the device may take tf32 for this call."""
-    if not any(tensor.dtype is torch.float32 and tensor.is_cuda for tensor in tensors):
+    """True where the device may take tf32 for this call, or what its vendor has in place of it (HF32 …)."""
+    if not any(tensor.dtype is torch.float32 and not tensor.is_cpu for tensor in tensors):
         return False
-    backends = [torch.backends.cuda.matmul] if catalogue.has(name, Trait.MATRIX) else []
-    if catalogue.has(name, Trait.CONVOLUTION):
-        cudnn: Any = torch.backends.cudnn
-        backends += [cudnn, *(getattr(cudnn, part) for part in ("conv", "rnn") if hasattr(cudnn, part))]
-    return any(_allows_tf32(backend) for backend in backends)
-
-
-def _allows_tf32(backend: Any) -> bool:
-    precision = getattr(backend, "fp32_precision", "none")  # torch 2.9
-    if precision in ("ieee", "tf32"):
-        return bool(precision == "tf32")
-    try:
-        return bool(getattr(backend, "allow_tf32", False))
-    except RuntimeError:  # set in the new way, and for some ops only
+    if catalogue.has(name, Trait.MATRIX) and tf32.in_products():
         return True
+    return catalogue.has(name, Trait.CONVOLUTION) and tf32.in_convolutions()

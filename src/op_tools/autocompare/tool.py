@@ -101,7 +101,7 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
 
     def _chosen_strategy(self, reference: str, count: int, limit: int) -> Strategy:
         tolerances, cast_table = Tolerances(), read_cast_tables().cast_table
-        on_cpu = Examiner(Comparer(tolerances, runs.References(cast_table)), self.verbose, self.out)
+        on_cpu = Examiner(Comparer(tolerances, runs.References(cast_table), self.verbose >= 2), self.verbose, self.out)
         deliver = self._report.take
         if count:
             workers = Workers(count, self.verbose, self.out, limit, deliver)

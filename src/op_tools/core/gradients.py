@@ -3,6 +3,9 @@
 An op may be many autograd nodes (`F.linear` on a 3-D input ends in a view). The nodes that it made have sequence
 numbers from the time it ran; whatever they lead to beyond that is an input. Hooks on the nodes at that border see
 exactly this op's contribution, and the graph stays as it was.
+
+Autocast casts a weight once for all ops of its region. What flows into that cast is an op's own share; what comes out
+of it is the sum of all: so the cast of a leaf counts as the leaf, and the share is cast as autograd would.
 """
 
 from __future__ import annotations
@@ -195,8 +198,11 @@ def _watch_subgraph(edges: _Inputs, since: int, result: Any, listener: Listener,
                 continue
             position: int | None = inputs.get((following, number))
             if position is None and leaves:
-                variable = getattr(following, "variable", None)
-                position = leaves.get(id(variable)) if variable is not None else None
+                position = leaves.get(id(getattr(following, "variable", None)))
+                if position is None and (leaf := _leaf_that_is_cast(following)) is not None:
+                    position = leaves.get(id(leaf))
+                    if position is not None:
+                        record.casts[position] = (leaf.device, leaf.dtype)
             if position is not None:
                 routes.append((index, position))
             elif following not in known and len(nodes) < MAX_SUBGRAPH_NODES and _is_new(following, since, inputs):
@@ -211,6 +217,14 @@ def _watch_subgraph(edges: _Inputs, since: int, result: Any, listener: Listener,
     return True
 
 
+def _leaf_that_is_cast(node: Any) -> Tensor | None:
+    """The leaf that this node casts to another dtype; None for other nodes."""
+    following = node.next_functions
+    if len(following) != 1 or following[0][0] is None or node.name() != "ToCopyBackward0":
+        return None
+    return getattr(following[0][0], "variable", None)
+
+
 def _is_new(node: Any, since: int, inputs: dict[tuple[Any, int], int]) -> bool:
     if since < 0:  # this torch does not tell sequence numbers: stop at the inputs only
         return not any(node is input_node for input_node, _ in inputs) and not hasattr(node, "variable")
@@ -221,7 +235,7 @@ def _is_new(node: Any, since: int, inputs: dict[tuple[Any, int], int]) -> bool:
 class _CallGradients:
     """Gathers what the hooks of one op see, and hands it over when all of them have run or the pass is over."""
 
-    __slots__ = ("_inputs", "_listener", "_outputs", "_seen", "_sizes", "_waiting", "expected")
+    __slots__ = ("_inputs", "_listener", "_outputs", "_seen", "_sizes", "_waiting", "casts", "expected")
 
     def __init__(self, listener: Listener, inputs: int, outputs: int) -> None:
         self._listener = listener
@@ -229,6 +243,7 @@ class _CallGradients:
         self._inputs: list[_Kept] = [None] * inputs
         self._outputs: list[_Kept] = [None] * outputs
         self.expected = 0
+        self.casts: dict[int, tuple[torch.device, torch.dtype]] = {}  # inputs that were cast, and what they are
         self._seen = 0
         self._waiting = False
 
@@ -272,6 +287,10 @@ class _CallGradients:
     def _hand_over(self) -> None:
         inputs, outputs = [_given(kept) for kept in self._inputs], [_given(kept) for kept in self._outputs]
         self._inputs, self._outputs, self._seen = [None] * self._sizes[0], [None] * self._sizes[1], 0
+        for position, (device, dtype) in self.casts.items():
+            gradient = inputs[position]
+            if gradient is not None:
+                inputs[position] = gradient.to(device, dtype)
         self._listener.received(inputs, outputs)
 
 

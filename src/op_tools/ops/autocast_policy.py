@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import torch
@@ -16,6 +18,21 @@ _BY_DEVICE = hasattr(torch, "get_autocast_dtype")  # torch 2.4
 ELIGIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
 is_any_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+@contextlib.contextmanager
+def autocast(device_type: str, **options: Any) -> Iterator[None]:
+    """torch.autocast for ops of ours.
+
+    The end of an outermost region empties the cache of the whole process. In a thread of autograd, ours would be one,
+    and the program would cast its weights anew, to other autograd nodes: so it counts as an inner one.
+    """
+    torch.autocast_increment_nesting()
+    try:
+        with torch.autocast(device_type, **options):
+            yield
+    finally:
+        torch.autocast_decrement_nesting()
 
 
 def active_dtype(device_type: str) -> torch.dtype | None:

@@ -22,6 +22,7 @@ class Trait(enum.Flag):
     # how exact it is
     EXACT = enum.auto()  # no rounding: moved data, whole numbers, truth values, one of its inputs
     POINTWISE = enum.auto()  # a few roundings for each element
+    ELEMENTWISE = enum.auto()  # the same, and an element of the result depends on no other elements of its inputs
     SUMS = enum.auto()  # adds up many terms, in an order of the device's own
     MATRIX = enum.auto()  # sums on matrix units, which may take fewer bits (tf32, reduced-precision reduction)
     CONVOLUTION = enum.auto()  # the same, in the library for convolutions and recurrent layers
@@ -35,6 +36,8 @@ class Trait(enum.Flag):
     EMPTY = enum.auto()  # its result is whatever the memory holds
     ORDER = enum.auto()  # positions of elements: among equals, any is right
     JUMPS = enum.auto()  # not continuous: a rounding error decides between results far apart
+    DECIDES = enum.auto()  # jumps, and nothing is computed before: equal inputs have one right result
+    DIVIDES = enum.auto()  # jumps after a division
     CHOICE = enum.auto()  # several results are right: signs of vectors, order of eigenvalues
     # what it does with memory
     VIEW = enum.auto()  # may return its input's memory
@@ -72,7 +75,8 @@ _IMPLIED = {
     Trait.STEPS: Trait.MATRIX | Trait.CONVOLUTION,
     Trait.NORM: Trait.SUMS,
     Trait.ROUGH: Trait.NORM | Trait.SUMS,
-    Trait.FINE: Trait.POINTWISE,
+    Trait.ELEMENTWISE: Trait.POINTWISE,
+    Trait.FINE: Trait.ELEMENTWISE | Trait.POINTWISE,
     Trait.DROPOUT: Trait.RANDOM,
 }
 
@@ -101,6 +105,9 @@ _OF_OPS = {
         remainder round rrelu rsub sigmoid sinc sinh softshrink softsign sub subtract tan tanh tanhshrink upsample
         upsample_bilinear upsample_nearest vander xlogy __floordiv__ __ipow__ __mod__ __pow__ __radd__ __rdiv__
         __rfloordiv__ __rmod__ __rmul__ __rpow__ __rsub__ __rtruediv__ __truediv__""",
+    Trait.ELEMENTWISE: """acos acosh add addcdiv addcmul asin asinh atan atan2 atanh cosh erfc hypot lerp logaddexp
+        logsigmoid rsub sigmoid sinh softsign sub subtract tan tanh __pow__ __radd__ __rdiv__ __rmul__ __rpow__ __rsub__
+        __rtruediv__ __truediv__""",
     Trait.SUMS: """_amp_foreach_non_finite_check_and_unscale _batch_norm_with_update _fused_adam _fused_adamw _fused_sgd
         _native_batch_norm_legit _safe_softmax _segment_reduce _softmax_backward_data
         _unsafe_masked_index_put_accumulate adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d allclose
@@ -154,6 +161,8 @@ _OF_OPS = {
         le linalg.lstsq linalg.matrix_rank linalg.pinv lt multi_margin_loss multilabel_margin_loss nanquantile ne
         pinverse quantile remainder round searchsorted sign special.zeta trunc upsample upsample_nearest __floordiv__
         __mod__ __rfloordiv__ __rmod__""",
+    Trait.DECIDES: """bucketize ceil eq equal floor ge gt heaviside le lt ne round searchsorted sign trunc""",
+    Trait.DIVIDES: "floor_divide fmod remainder __floordiv__ __mod__ __rfloordiv__ __rmod__",
     Trait.CHOICE: """eig geqrf linalg.eig linalg.eigh linalg.eigvals linalg.ldl_factor linalg.ldl_factor_ex linalg.lu
         linalg.lu_factor linalg.lu_factor_ex linalg.qr linalg.svd lu ormqr qr svd symeig""",
 }

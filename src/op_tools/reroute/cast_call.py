@@ -108,7 +108,7 @@ class Cast:
         device_type = autocast_policy.active_device_type(*self._original)
         if device_type is None:
             return proceed(*self.args, **self.kwargs)
-        with torch.autocast(device_type, enabled=False):
+        with autocast_policy.autocast(device_type, enabled=False):
             return proceed(*self.args, **self.kwargs)
 
     def finish(self, result: Any, func: Callable[..., Any], kind: CastKind) -> Any:

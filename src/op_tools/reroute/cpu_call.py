@@ -82,10 +82,10 @@ class CpuCall:
         active = autocast_policy.active_dtype(self._device_type)
         if active is not None:
             args, kwargs = self._as_autocast_has_them()
-            with torch.autocast("cpu", dtype=active):
+            with autocast_policy.autocast("cpu", dtype=active):
                 return proceed(*args, **kwargs)
         if autocast_policy.active_dtype("cpu") is not None:
-            with torch.autocast("cpu", enabled=False):
+            with autocast_policy.autocast("cpu", enabled=False):
                 return proceed(*self.args, **self.kwargs)
         return proceed(*self.args, **self.kwargs)
 

@@ -256,3 +256,20 @@ def test_a_gradient_that_was_changed_before_the_op_was_done_is_not_shown(device)
     seen = gradients.inputs[2]
     assert seen is None or seen.tolist() == [6.0] * 4
     assert bias.grad.tolist() == [600.0] * 4
+
+
+def test_a_weight_that_autocast_casts_once_gives_each_op_its_own_share(device):
+    weight = torch.randn(4, 4, device=device, requires_grad=True)
+    x = torch.randn(3, 4, device=device)
+    with Recorder(ops=["torch.nn.functional.linear"], verbose=0) as recorder:
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            first, second = functional.linear(x, weight), functional.linear(x * 2, weight)
+        shares = [torch.randn_like(first), torch.randn_like(second)]
+        torch.autograd.backward([first, second], shares)
+    low = x.bfloat16()
+    expected = [shares[0].t() @ low, shares[1].t() @ (low * 2)]
+    flows = {call.id: gradients for call, gradients in recorder.backward}
+    assert sorted(flows) == [call.id for call in recorder.calls]
+    for number, share in zip(sorted(flows), expected):
+        assert flows[number].inputs[1].dtype is torch.float32
+        torch.testing.assert_close(flows[number].inputs[1], share.float(), rtol=2e-2, atol=2e-2)

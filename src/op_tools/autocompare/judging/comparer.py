@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from op_tools.autocompare.judging import judge, random_ops
+from op_tools.autocompare.judging import in_pieces, judge, random_ops
 from op_tools.autocompare.judging.limits import Tolerances
 from op_tools.autocompare.judging.verdict import RIGHT, Row
 from op_tools.autocompare.observed import CannotCompare, ObservedCall, output_names
@@ -40,11 +40,12 @@ class Comparison:
 
 
 class Comparer:
-    """Compares calls with their references, in full."""
+    """Compares calls with their references, in full. `shows_runs`: comparisons have the whole runs, to be shown."""
 
-    def __init__(self, tolerances: Tolerances, references: References) -> None:
+    def __init__(self, tolerances: Tolerances, references: References, shows_runs: bool = False) -> None:
         self.tolerances = tolerances
         self.references = references
+        self._shows_runs = shows_runs
 
     def forward(self, call: ObservedCall, with_graph: bool = False) -> Comparison:
         """Inputs, which the call may have damaged, and outputs. With a graph, the runs are kept for `backward`."""
@@ -52,6 +53,10 @@ class Comparer:
             return Comparison(skipped="uninitialised memory")
         if random_ops.may_be_random(call.name) and random_ops.is_random(call):
             return _of_random(random_ops.forward_rows(call, self.tolerances))
+        if not self._shows_runs:
+            found = in_pieces.forward(call, self.references, self.tolerances)
+            if found is not None:
+                return Comparison(found.rows, casts=found.casts)
         try:
             reference = self.references.of(call, None, with_graph)
             rows = judge.rows_of(call.values(reference), reference, self.tolerances)
@@ -64,6 +69,10 @@ class Comparer:
         """The gradients that flowed out of the call's inputs. `reference`: the runs that `forward` has kept."""
         if random_ops.may_be_random(call.name) and random_ops.is_random(call):
             return _of_random(random_ops.backward_rows(call, gradients, self.tolerances))
+        if reference is None and not self._shows_runs:
+            found = in_pieces.backward(call, gradients, self.references, self.tolerances)
+            if found is not None:
+                return Comparison(found.rows, casts=found.casts)
         try:
             if reference is None or not reference.run_backward(gradients.outputs):
                 reference = self.references.of(call, gradients.outputs)

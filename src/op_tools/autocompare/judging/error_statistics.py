@@ -20,6 +20,8 @@ from op_tools.autocompare.judging.limits import (
 )
 from op_tools.autocompare.judging.measures import as_real, block_size, dots, half_ulp, unravel
 
+_MIN_LONG_ROW = 2**20  # elements: a shorter row is one block
+
 
 class Found(NamedTuple):
     """Sums and maxima over all elements."""
@@ -111,6 +113,46 @@ class Block:
         return squares if self.nonfinite is None else torch.where(squares.isfinite(), squares, 0.0)
 
 
+class Place(NamedTuple):
+    """Where a block is in the matrix: some whole rows, or a part of one long row."""
+
+    rows: slice
+    columns: slice
+
+    @property
+    def row(self) -> int:
+        return int(self.rows.start)
+
+    @property
+    def column(self) -> int:
+        return int(self.columns.start or 0)
+
+    def of(self, matrix: Tensor) -> Tensor:
+        return matrix[self.rows] if self.columns == _ALL else matrix[self.rows, self.columns]
+
+
+_ALL = slice(None)
+
+
+def _places(rows: int, columns: int, size: int) -> list[Place]:
+    """Blocks of about `size` elements."""
+    longest = max(size, _MIN_LONG_ROW)
+    if columns > longest:
+        parts = [slice(start, start + longest) for start in range(0, columns, longest)]
+        return [Place(slice(row, row + 1), part) for row in range(rows) for part in parts]
+    height = max(1, size // columns)
+    return [Place(slice(start, start + height), _ALL) for start in range(0, rows, height)]
+
+
+def _add(sums: dict[int, Tensor], key: int, more: Tensor) -> None:
+    sums[key] = sums[key] + more if key in sums else more
+
+
+def _end_to_end(parts: dict[int, Tensor], dimension: int) -> Tensor:
+    (first, *others) = parts.values()
+    return torch.cat([first, *others], dimension) if others else first
+
+
 class Numbers:
     """One tensor's numbers as a matrix, block by block."""
 
@@ -129,8 +171,7 @@ class Numbers:
         self._rows, self._columns = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
         self._parts = [self._flat(part) for part in parts]
         self._sensitivity = self._flat(sensitivity)
-        size = max(1, block_size(got) // self._columns)
-        self._slices = [slice(start, start + size) for start in range(0, self._rows, size)]
+        self._places = _places(self._rows, self._columns, block_size(got))
         self._careful = False
         self._prepare()
 
@@ -138,27 +179,27 @@ class Numbers:
         return None if tensor is None else tensor.detach().reshape(self._rows, self._columns)
 
     def _prepare(self) -> None:
-        self._only = self._read(self._slices[0]) if len(self._slices) == 1 else None
+        self._only = self._read(self._places[0]) if len(self._places) == 1 else None
         self._floor, self._typical, self._share_of_column = self._typical_errors()
 
-    def _part(self, rows: slice) -> list[Tensor | None]:
-        return [None if part is None else part[rows] for part in self._parts]
+    def _part(self, place: Place) -> list[Tensor | None]:
+        return [None if part is None else place.of(part) for part in self._parts]
 
-    def _read(self, rows: slice) -> Block:
-        got, expected, same, magnitude = self._part(rows)
+    def _read(self, place: Place) -> Block:
+        got, expected, same, magnitude = self._part(place)
         assert got is not None
         assert expected is not None
         return Block(got, expected, same, magnitude, self._precision, self._careful)
 
-    def _block(self, rows: slice) -> Block:
-        return self._read(rows) if self._only is None else self._only
+    def _block(self, place: Place) -> Block:
+        return self._read(place) if self._only is None else self._only
 
-    def _costs(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+    def _costs(self, place: Place) -> tuple[Tensor, Tensor | None]:
         """The sizes of the values; and what the op usually costs, squared."""
         if self._only is not None or self._careful:
-            block = self._block(rows)
+            block = self._block(place)
             return block.magnitude, block.usual_squares()
-        _, expected, same, magnitude = self._part(rows)
+        _, expected, same, magnitude = self._part(place)
         assert expected is not None
         sizes = expected.abs() if magnitude is None else magnitude
         return sizes, None if same is None else (same.double() - expected.double()).square_()
@@ -168,20 +209,19 @@ class Numbers:
         share_of_largest = self._precision.share_of_largest
         values: Tensor | None = None
         largest: Tensor | None = None
-        by_row: list[Tensor] = []
-        by_column: Tensor | None = None
-        for rows in self._slices:
-            sizes, squares = self._costs(rows)
+        by_row: dict[int, Tensor] = {}  # by where they begin
+        by_column: dict[int, Tensor] = {}
+        for place in self._places:
+            sizes, squares = self._costs(place)
             total = sizes.sum(dtype=torch.float64)
             values = total if values is None else values + total
             if share_of_largest:
                 most = sizes.max().double()
                 largest = most if largest is None else torch.maximum(largest, most)
             if squares is not None:
-                by_row.append(squares.sum(1, keepdim=True))
+                _add(by_row, place.row, squares.sum(1, keepdim=True))
                 if self._rows >= MIN_ROW_ELEMENTS:
-                    columns = squares.sum(0, keepdim=True)
-                    by_column = columns if by_column is None else by_column + columns
+                    _add(by_column, place.column, squares.sum(0, keepdim=True))
         assert values is not None
         count = self._rows * self._columns
         floor = values * (self._precision.floor * self._precision.eps / 2 / count)
@@ -189,22 +229,22 @@ class Numbers:
             floor = torch.maximum(floor, largest * share_of_largest)
         if not by_row:
             return floor, None, None
-        sums = by_row[0] if len(by_row) == 1 else torch.cat(by_row)
+        sums = _end_to_end(by_row, 0)
         overall = sums.sum(0, keepdim=True) / count
         typical = sums / self._columns if self._columns >= MIN_ROW_ELEMENTS else overall.expand(self._rows, 1)
-        share = None if by_column is None else by_column / (self._rows * overall.clamp_min(1e-300))
+        share = _end_to_end(by_column, 1) / (self._rows * overall.clamp_min(1e-300)) if by_column else None
         return floor, typical, share
 
-    def _scale(self, rows: slice, block: Block) -> Tensor:
+    def _scale(self, place: Place, block: Block) -> Tensor:
         """What each element may be off by."""
         scale = torch.maximum(block.half_ulp, self._floor)
         if self._typical is not None and block.usual is not None:
-            typical = self._typical[rows].sqrt() * self._precision.floor
+            typical = self._typical[place.rows].sqrt() * self._precision.floor
             if self._share_of_column is not None:
-                typical = typical * self._share_of_column.sqrt()
+                typical = typical * self._share_of_column[:, place.columns].sqrt()
             scale = torch.maximum(torch.maximum(scale, typical), block.usual.abs())
         if self._sensitivity is not None:
-            scale = torch.maximum(scale, self._sensitivity[rows] / self._precision.limits.peak)
+            scale = torch.maximum(scale, place.of(self._sensitivity) / self._precision.limits.peak)
         return scale
 
     def statistics(self, tolerance: Tolerance) -> Found:
@@ -222,9 +262,9 @@ class Numbers:
         """The numbers of Found, on the device."""
         sums: Tensor | None = None
         maxima: Tensor | None = None
-        for rows in self._slices:
-            block = self._block(rows)
-            scale = self._scale(rows, block)
+        for place in self._places:
+            block = self._block(place)
+            scale = self._scale(place, block)
             scaled = block.error / scale
             block_sums, block_maxima = _sums(block, scale, scaled), _maxima(block, scaled, tolerance)
             sums = block_sums if sums is None else sums + block_sums
@@ -247,19 +287,19 @@ class Numbers:
     def bad(self, limit: float) -> tuple[tuple[int, ...] | None, float]:
         """The first element whose scaled error is beyond the limit, and the share of such elements."""
         first, count = None, 0
-        for rows in self._slices:
-            block = self._block(rows)
-            bad = (block.error / self._scale(rows, block)).abs() > limit
+        for place in self._places:
+            block = self._block(place)
+            bad = (block.error / self._scale(place, block)).abs() > limit
             if block.blamed is not None:
                 bad |= block.blamed
             here = int(bad.sum())
             if here and first is None:
-                first = rows.start * self._columns + int(bad.flatten().to(torch.uint8).argmax())
+                first = place.row * self._columns + place.column + int(bad.flatten().to(torch.uint8).argmax())
             count += here
         if first is None:
             return None, 0.0
-        place = first // 2 if self._is_complex else first
-        return unravel(place, self._shape), count / (self._rows * self._columns)
+        element = first // 2 if self._is_complex else first
+        return unravel(element, self._shape), count / (self._rows * self._columns)
 
 
 def _sums(block: Block, scale: Tensor, scaled: Tensor) -> Tensor:

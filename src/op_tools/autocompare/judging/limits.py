@@ -52,6 +52,7 @@ _BULK_OF_FEW = 3.0  # the mean of a few squares is often far from typical: 1 + 3
 MIN_ROW_ELEMENTS = 32  # a row or column of fewer elements says nothing of its own
 
 # sensitivity: how far a result moves when its inputs are moved by a rounding error
+LARGE_ELEMENTS = 2**24  # from here on memory counts more than time
 MOVES = (0, 1, 3)  # how often the inputs are moved, there and back: each try allows more
 SENSITIVITY_MARGIN = 4.0
 _ROUNDING_IN_FLOAT32 = 2.0**-21  # of what is stored in 16 bits, computed in float32
@@ -174,6 +175,12 @@ class Tolerance(NamedTuple):
     rtol: float
 
 
+class GivenTolerance(Tolerance):
+    """One that the user has set: it decides, and not our limits."""
+
+    __slots__ = ()
+
+
 NOTHING = Tolerance(0.0, 0.0)  # for None
 NUMBER = Tolerance(1e-6, 1e-6)  # for a Python number
 _OTHER_TENSORS = Tolerance(1e-3, 1e-3)
@@ -235,4 +242,4 @@ def _two_numbers(text: str) -> Tolerance:
         raise ValueError("it must be two numbers with a comma between them: atol,rtol") from None
     if not (0 <= atol < math.inf and 0 <= rtol < math.inf):
         raise ValueError("neither number may be negative or infinite")
-    return Tolerance(atol, rtol)
+    return GivenTolerance(atol, rtol)

@@ -40,28 +40,43 @@ def measured(
 
     All are real, detached, and not empty.
     """
-    parts = got.reshape(-1), expected.reshape(-1), same.reshape(-1)
-    count, size = got.numel(), block_size(got)
-    if count <= size:
-        found = _sums_and_maxima(*parts, precision, tolerance).tolist()
-    else:
-        found = [0.0] * 10
+    found = SumsAndMaxima()
+    found.add(got, expected, same, precision, tolerance)
+    return found.measures(tolerance)
+
+
+class SumsAndMaxima:
+    """What `measured` rests on, of one piece of a result after the other."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._found = [0.0] * 6 + [-math.inf] * 4
+
+    def add(self, got: Tensor, expected: Tensor, same: Tensor, precision: Precision, tolerance: Tolerance) -> None:
+        """One more piece."""
+        found, size = self._found, block_size(got)
+        parts = got.reshape(-1), expected.reshape(-1), same.reshape(-1)
         for mine, right, theirs in zip(*(part.split(size) for part in parts)):
             block = _sums_and_maxima(mine, right, theirs, precision, tolerance).tolist()
             found[:6] = map(sum, zip(found[:6], block[:6]))
+            # NaN, which max() may lose, is in a sum as well
             found[6:] = map(max, zip(found[6:], block[6:]))
-    if not math.isfinite(sum(found)):
-        return None
-    ulps, got_squares, product, expected_squares, errors, usual, max_abs, max_relative, max_ulp, excess = found
-    return Measures(
-        allclose=excess <= tolerance.atol,
-        max_abs_diff=max_abs,
-        max_relative_diff=or_infinite(max_relative),
-        cosine=cosine(product, got_squares, expected_squares),
-        max_ulp=max_ulp,
-        mean_ulp=ulps / count,
-        rmse_ratio=ratio(errors, usual),
-    )
+        self._count += got.numel()
+
+    def measures(self, tolerance: Tolerance) -> Measures | None:
+        """Of all pieces together."""
+        if not math.isfinite(sum(self._found)):
+            return None
+        ulps, got, product, expected, errors, usual, max_abs, max_relative, max_ulp, excess = self._found
+        return Measures(
+            allclose=excess <= tolerance.atol,
+            max_abs_diff=max_abs,
+            max_relative_diff=or_infinite(max_relative),
+            cosine=cosine(product, got, expected),
+            max_ulp=max_ulp,
+            mean_ulp=ulps / self._count,
+            rmse_ratio=ratio(errors, usual),
+        )
 
 
 def _sums_and_maxima(got: Tensor, expected: Tensor, same: Tensor, precision: Precision, tolerance: Tolerance) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.judging import attention
-from op_tools.autocompare.judging.limits import MOVES, SENSITIVITY_MARGIN, Precision, rounding_of
+from op_tools.autocompare.judging.limits import LARGE_ELEMENTS, MOVES, SENSITIVITY_MARGIN, Precision, rounding_of
 from op_tools.autocompare.judging.measures import dense, differing
 from op_tools.autocompare.observed import InputGradients, Part
 from op_tools.autocompare.reference.runs import Reference, Run
@@ -43,6 +43,7 @@ class Sensitivity:
         self._reference: Reference = weakref.proxy(reference)
         self.grad_outputs = reference.grad_outputs
         self._traits = reference.ways.traits
+        self._is_large = sum(tensor.numel() for tensor in reference.observed.given.tensors) >= LARGE_ELEMENTS
         self._moved: dict[float, list[list[tuple[Run, InputGradients]]]] = {}
         self._with_zeros: list[tuple[Run, InputGradients]] | None = None
         self._sizes_in_attention: list[Tensor] | None = None
@@ -72,8 +73,8 @@ class Sensitivity:
         farthest = None if moves else torch.zeros_like(expected, dtype=torch.float64)
         amount = precision.eps / 2 if roughly else self._rounding()
         for value in self._moved_parts(part, expected, amount, moves):
-            distance = torch.nan_to_num((value - expected).abs().double(), nan=math.inf)
-            farthest = distance if farthest is None else torch.maximum(farthest, distance)
+            distance = (value - expected).abs().double().nan_to_num_(nan=math.inf)
+            farthest = distance if farthest is None else torch.maximum(farthest, distance, out=farthest)
         if farthest is None:
             return None
         farthest *= SENSITIVITY_MARGIN * math.sqrt(self._length(expected.numel()))
@@ -136,15 +137,25 @@ class Sensitivity:
             if isinstance(value, Tensor) and value.shape == expected.shape:
                 yield dense(value)
 
-    def _moved_runs(self, amount: float, moves: int) -> list[tuple[Run, InputGradients]]:
+    def _moved_runs(self, amount: float, moves: int) -> Iterator[tuple[Run, InputGradients]]:
         """The call in higher precision with its inputs a rounding error away, so many times."""
         known = self._moved.setdefault(amount, [])
-        for seed in range(len(known), moves):
-            known.append([])
-            for direction in (1, -1):  # the same signs, then all of them turned round
-                with contextlib.suppress(Exception):  # outside of what the op accepts
-                    known[seed].append(self._reference.run_changed(moved_by(direction * amount, seed)))
-        return [run for runs in known[:moves] for run in runs]
+        for seed in range(moves):
+            if seed < len(known):
+                yield from known[seed]
+                continue
+            # the same signs, then all of them turned round
+            runs = (self._moved_run(direction * amount, seed) for direction in (1, -1))
+            if self._is_large:  # one at a time
+                yield from (run for run in runs if run is not None)
+            else:
+                known.append([run for run in runs if run is not None])
+                yield from known[seed]
+
+    def _moved_run(self, amount: float, seed: int) -> tuple[Run, InputGradients] | None:
+        with contextlib.suppress(Exception):  # outside of what the op accepts
+            return self._reference.run_changed(moved_by(amount, seed))
+        return None
 
     def _expected(self, part: Part) -> Tensor:
         return dense(part.of(self._reference.expected, self._reference.gradients))

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from op_tools.autocompare.judging import error_statistics
 from op_tools.autocompare.judging.error_statistics import Found
-from op_tools.autocompare.judging.limits import Precision, Tolerance
+from op_tools.autocompare.judging.limits import GivenTolerance, Precision, Tolerance
 from op_tools.autocompare.judging.measures import (
     EQUAL,
     Measures,
@@ -154,6 +154,18 @@ def _measures_of(found: Found, tolerance: Tolerance, elements: int, has_same: bo
     )
 
 
+def by_tolerance(judged: Verdict, tolerance: Tolerance) -> Verdict:
+    """The verdict where the user has set a tolerance for such results: it decides."""
+    measures = judged.measures
+    if not isinstance(tolerance, GivenTolerance) or measures.allclose == judged.right:
+        return judged
+    if measures.allclose:
+        return judged._replace(right=True, reason="", severity=0.0)
+    limits = f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
+    reason = f"not within the tolerance that was set ({limits}): the largest difference is {measures.max_abs_diff:.3g}"
+    return judged._replace(right=False, reason=reason, severity=max(judged.severity, 1.0))
+
+
 def first_look(
     got: Tensor, expected: Tensor, precision: Precision, tolerance: Tolerance, allowance: Tensor | None = None
 ) -> Tensor:
@@ -172,40 +184,62 @@ def cleared(found: Found, precision: Precision, tolerance: Tolerance, elements: 
     severity = _weighed(found, precision)[-1]
     if severity > 1:
         return None
-    return Verdict(True, "", _measures_of(found, tolerance, elements, False), severity)
+    judged = Verdict(True, "", _measures_of(found, tolerance, elements, False), severity)
+    return judged if by_tolerance(judged, tolerance).right else None
 
 
 def is_as_good(got: Tensor, same: Tensor, precision: Precision) -> bool:
-    """True where a result lies so near to that of the CPU in the same dtype that it cannot be beyond any limit.
+    """True where a result lies so near to that of the CPU in the same dtype that it cannot be beyond any limit."""
+    nearness = Nearness(precision)
+    return nearness.add(got, same) and nearness.is_enough()
+
+
+class Nearness:
+    """How near a result lies to that of the CPU in the same dtype, one piece of it after the other.
 
     An element's scale is at least half a unit of a typical value, and its error that of the CPU plus the distance.
     """
-    if got.is_complex() or got.shape != same.shape or not same.is_floating_point():
-        return False
-    limits, count = precision.limits, got.numel()
-    got, same = got.reshape(-1), same.reshape(-1)
-    if got.dtype is not same.dtype or precision.eps > 1e-6:
-        got, same = got.float(), same.float()
-    sums = [0.0] * 4
-    peak, size = 0.0, 4 * block_size(got)
-    for start in range(0, count, size):
-        mine, theirs = got[start : start + size], same[start : start + size]
-        distance = mine - theirs
-        least, most = torch.aminmax(distance)
-        found = [theirs.abs().sum(), torch.dot(distance, distance), torch.dot(distance, theirs)]
-        found += [torch.dot(theirs, theirs), torch.maximum(-least, most)]
-        *more, largest = torch.stack(found).tolist()
-        sums = [one + other for one, other in zip(sums, more)]
-        peak = max(peak, largest)
-    values, squares, slope, weight = sums
-    half_unit = values / count * precision.eps / 2 * precision.floor
-    if not (half_unit > precision.smallest and math.isfinite(squares) and weight > 0):
-        return squares == 0.0
-    return (
-        peak / half_unit + 1 <= limits.peak
-        and math.sqrt(squares / count) / half_unit + 1 <= limits.bulk
-        and abs(slope / weight) <= limits.bias * precision.eps / 4
-    )
+
+    def __init__(self, precision: Precision) -> None:
+        self._precision = precision
+        self._count = 0
+        self._sums = [0.0] * 4
+        self._peak = 0.0
+
+    def add(self, got: Tensor, same: Tensor) -> bool:
+        """One more piece. False where the two cannot be compared so."""
+        if got.is_complex() or got.shape != same.shape or not same.is_floating_point():
+            return False
+        in_single = got.dtype is not same.dtype or self._precision.eps > 1e-6
+        got, same = got.reshape(-1), same.reshape(-1)
+        size = 4 * block_size(got)
+        for mine, theirs in zip(got.split(size), same.split(size)):
+            if not mine.numel():
+                continue
+            if in_single:
+                mine, theirs = mine.float(), theirs.float()
+            distance = mine - theirs
+            least, most = torch.aminmax(distance)
+            found = [theirs.abs().sum(), torch.dot(distance, distance), torch.dot(distance, theirs)]
+            found += [torch.dot(theirs, theirs), torch.maximum(-least, most)]
+            *more, largest = torch.stack(found).tolist()
+            self._sums = [one + other for one, other in zip(self._sums, more)]
+            self._peak = max(self._peak, largest)
+        self._count += got.numel()
+        return True
+
+    def is_enough(self) -> bool:
+        """Whether all pieces together cannot be beyond any limit."""
+        precision, count = self._precision, self._count
+        limits, (values, squares, slope, weight) = precision.limits, self._sums
+        half_unit = values / count * precision.eps / 2 * precision.floor if count else 0.0
+        if not (half_unit > precision.smallest and math.isfinite(squares) and weight > 0):
+            return squares == 0.0
+        return (
+            self._peak / half_unit + 1 <= limits.peak
+            and math.sqrt(squares / count) / half_unit + 1 <= limits.bulk
+            and abs(slope / weight) <= limits.bias * precision.eps / 4
+        )
 
 
 def judge_exact(got: Tensor, expected: Tensor, excused: Tensor | None = None) -> Verdict:

@@ -75,12 +75,9 @@ class Reference:
         with_graph: bool = False,
         first_look: bool = False,
     ) -> None:
-        name = self.name = observed.name
+        self.name = observed.name
         self.ways = ways
-        # an embedding that does not renormalize its rows copies them
-        self.is_exact = ways.is_exact or (
-            not ways.on_device and not observed.changed and normalized(name).base == "embedding"
-        )
+        self.is_exact = _is_exact(observed, ways)
         self.observed = observed
         self.grad_outputs = grad_outputs
         self._has_graph = with_graph or grad_outputs is not None
@@ -201,6 +198,15 @@ class Reference:
         return limits.precision_for(
             self.name, got.dtype, computed_in, is_by_element, ways.is_tf32, ways.on_device, self._slack
         )
+
+
+def _is_exact(call: ObservedCall, ways: Ways) -> bool:
+    """Whether there is no rounding, by the op and by what it is given."""
+    base = normalized(call.name).base
+    if base in ("abs", "absolute"):
+        return ways.is_exact and not any(tensor.is_complex() for tensor in call.given.tensors)
+    # an embedding that does not renormalize its rows copies them
+    return ways.is_exact or (not ways.on_device and not call.changed and base == "embedding")
 
 
 def _in_words(error: BaseException) -> str:

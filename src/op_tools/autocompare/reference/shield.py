@@ -20,9 +20,9 @@ def shielded(autocast: torch.dtype | None, graph: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(graph))
         if autocast is not None:
-            stack.enter_context(torch.autocast("cpu", dtype=autocast, cache_enabled=False))
+            stack.enter_context(autocast_policy.autocast("cpu", dtype=autocast, cache_enabled=False))
         elif autocast_policy.active_dtype("cpu") is not None:
-            stack.enter_context(torch.autocast("cpu", enabled=False))
+            stack.enter_context(autocast_policy.autocast("cpu", enabled=False))
         if graph and top_hooks(True) is not None:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
         if graph and is_below_autograd():

@@ -129,12 +129,39 @@ def _on_cpu(
     return [*ways, (None, Way("float32", SINGLE))]
 
 
-def _cross_entropy_in_parts(scores: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """As autocast runs it on accelerators: the logarithm in the dtype of the scores, the sum in float32."""
-    if kwargs.pop("label_smoothing", 0.0) or target.is_floating_point():
-        raise NotImplementedError("made of other parts")
-    log = functional.log_softmax(scores, 1 if scores.dim() > 1 else 0, dtype=scores.dtype)
-    return functional.nll_loss(log.float(), target, *args, **kwargs)
+def _cross_entropy_in_parts(
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """As autocast runs it on accelerators: the logarithm in the dtype of the scores, the sums in float32."""
+    if size_average is not None or reduce is not None:
+        raise NotImplementedError("old names of reductions")
+    dimension = 1 if scores.dim() > 1 else 0
+    log = functional.log_softmax(scores, dimension, dtype=scores.dtype).float()
+    classes = scores.shape[dimension]
+    weights = torch.ones(classes) if weight is None else weight.float()
+    weighted = log.movedim(dimension, -1) * weights
+    if target.is_floating_point():
+        smooth = target.float() * (1 - label_smoothing) + label_smoothing / classes
+        losses = -(weighted * smooth.movedim(dimension, -1)).sum(-1)
+        return _reduced(losses, losses.numel(), reduction)
+    counts = (target != ignore_index).float()
+    total = (weights[target.clamp_min(0)] * counts).sum()
+    picked = functional.nll_loss(log, target, weights, ignore_index=ignore_index, reduction="none")
+    even = -weighted.sum(-1) * counts
+    return _reduced((1 - label_smoothing) * picked + label_smoothing / classes * even, total, reduction)
+
+
+def _reduced(losses: Tensor, count: Tensor | int, reduction: str) -> Tensor:
+    if reduction == "none":
+        return losses
+    return losses.sum() / count if reduction == "mean" else losses.sum()
 
 
 def _without_float64(device: torch.device, wanted: Dtypes) -> Dtypes:
@@ -227,10 +254,11 @@ def moved_by(amount: float, seed: int) -> Convert:
     def change(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() and not tensor.is_complex():
             return tensor
-        steps = amount * (2 * _coins(tensor, next(count)).to(torch.float64) - 1)
         # equal zeros must be told apart, too
-        apart = tensor.abs().nan_to_num(posinf=0.0).mean() * 2**-10 if tensor.numel() else 0.0
-        return torch.where(tensor.isfinite(), tensor + steps * tensor + steps * apart, tensor)
+        apart = tensor.abs().nan_to_num_(posinf=0.0).mean() * 2**-10 if tensor.numel() else 0.0
+        steps = _coins(tensor, next(count)).to(torch.float64).mul_(2).sub_(1).mul_(amount)
+        moved = (steps * tensor).add_(tensor).add_(steps.mul_(apart))
+        return torch.where(tensor.isfinite(), moved, tensor)
 
     return change
 

@@ -36,7 +36,8 @@ def main() -> None:
     os.nice(5)
     torch.set_num_threads(threads)
     silence()
-    examiner = Examiner(Comparer(Tolerances(), References(read_cast_tables().cast_table)), verbose, out)
+    references = References(read_cast_tables().cast_table)
+    examiner = Examiner(Comparer(Tolerances(), references, verbose >= 2), verbose, out)
     kept: dict[int, ObservedCall] = {}
     jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
     # a pipe holds little: what waits is kept here, so that training does not wait for us

@@ -1,6 +1,7 @@
 // The gradients at the edge of one op call: what op_tools.core.gradients does, with hooks that need no Python.
 //
 // The nodes that an op made have sequence numbers from the time it ran; whatever they lead to beyond that is an input.
+// The cast of a leaf, which autocast shares among ops, counts as the leaf.
 #pragma once
 
 #include "python.h"
@@ -66,6 +67,7 @@ class CallGradients : public std::enable_shared_from_this<CallGradients> {
         grad_outputs_(watches_.empty() ? 0 : outputs) {}
 
   size_t expected = 0;
+  c10::SmallVector<std::pair<size_t, at::TensorOptions>, 2> casts;  // inputs that were cast, and what they are
 
   void node_begins() {
     if (tells_nodes_) {
@@ -99,7 +101,7 @@ class CallGradients : public std::enable_shared_from_this<CallGradients> {
         outputs_[slot] = kept(grad_outputs[number]);
         versions_of_outputs_[slot] = version_of(outputs_[slot]);
       }
-      if (!watches_.empty()) note(grad_outputs[number], grad_outputs_[slot]);
+      if (!watches_.empty()) note(grad_outputs[number], grad_outputs[number].scalar_type(), grad_outputs_[slot]);
     }
     if (++seen_ == expected) {
       hand_over(lock);
@@ -122,7 +124,11 @@ class CallGradients : public std::enable_shared_from_this<CallGradients> {
       }
       versions_of_inputs_[position] = version_of(so_far);
     }
-    if (!watches_.empty()) note(gradient, grad_inputs_[position]);
+    if (watches_.empty()) return;
+    auto dtype = gradient.scalar_type();
+    for (const auto& [cast, options] : casts)
+      if (cast == position) dtype = c10::typeMetaToScalarType(options.dtype());
+    note(gradient, dtype, grad_inputs_[position]);
   }
 
   struct ModesAside {
@@ -138,9 +144,9 @@ class CallGradients : public std::enable_shared_from_this<CallGradients> {
     return gradient.detach();
   }
 
-  static void note(const Variable& gradient, likeness::Gradient& numbers) {
+  static void note(const Variable& gradient, at::ScalarType dtype, likeness::Gradient& numbers) {
     numbers.clear();
-    likeness::of_tensor(gradient, numbers);
+    likeness::of_tensor(gradient, dtype, numbers);
   }
 
   void pass_is_over() {
@@ -170,7 +176,14 @@ class CallGradients : public std::enable_shared_from_this<CallGradients> {
     for (auto& gradient : grad_outputs_) gradient.clear();
     seen_ = 0;
     lock.unlock();
-    if (listener_) tell(inputs, outputs);
+    if (!listener_) return;
+    if (!casts.empty()) {
+      ModesAside aside;
+      at::NoGradGuard without_gradients;
+      for (const auto& [position, options] : casts)
+        if (inputs[position].defined()) inputs[position] = inputs[position].to(options);
+    }
+    tell(inputs, outputs);
   }
 
   void tell(const variable_list& inputs, const variable_list& outputs) {
@@ -296,7 +309,8 @@ class Subgraph {
       for (size_t index = 0; index < node->num_outputs(); ++index) {
         const auto& following = node->next_edge(index);
         if (!following.is_valid()) continue;
-        const auto position = position_of(following);
+        auto position = position_of(following);
+        if (position == inputs_.size()) position = position_of_cast(*following.function, *record);
         if (position < inputs_.size())
           routes.emplace_back(static_cast<uint32_t>(index), static_cast<uint32_t>(position));
         else if (nodes_.size() < largest_subgraph && is_new(*following.function))
@@ -339,6 +353,17 @@ class Subgraph {
                                 : input.leaf != nullptr && input.leaf == leaf)
         break;
     }
+    return position;
+  }
+
+  // Where this node casts a leaf to another dtype: the leaf's position.
+  size_t position_of_cast(Node& node, CallGradients& record) const {
+    if (node.num_outputs() != 1 || !node.next_edge(0).is_valid()) return inputs_.size();
+    const auto& leaf = node.next_edge(0);
+    if (leaf.function->sequence_nr() != leafs_number || node.name() != "ToCopyBackward0") return inputs_.size();
+    const auto position = position_of(leaf);
+    if (position < inputs_.size())
+      record.casts.emplace_back(position, static_cast<const torch::autograd::AccumulateGrad&>(*leaf.function).variable.options());
     return position;
   }
 

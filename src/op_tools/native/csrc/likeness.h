@@ -26,10 +26,10 @@ inline void add(Some& numbers, const char* text, Py_ssize_t length) {
 }
 
 // False where it is not known what its words are made of, here and below.
-inline bool of_tensor(const at::Tensor& value, Some& numbers) {
+inline bool of_tensor(const at::Tensor& value, at::ScalarType dtype, Some& numbers) {
   if (!signature::is_plain(value)) return false;
   const auto sizes = value.sizes(), strides = value.strides();
-  add(numbers, tensor, static_cast<int64_t>(value.scalar_type()) + (value.dim() << 8));
+  add(numbers, tensor, static_cast<int64_t>(dtype) + (value.dim() << 8));
   numbers.append(sizes.begin(), sizes.end());
   numbers.append(strides.begin(), strides.end());
   return true;
@@ -67,7 +67,10 @@ inline bool of_names(PyObject* values, Some& numbers) {
 }
 
 inline bool of(PyObject* value, Some& numbers) {
-  if (python::is_tensor(value)) return of_tensor(THPVariable_Unpack(value), numbers);
+  if (python::is_tensor(value)) {
+    const auto& unpacked = THPVariable_Unpack(value);
+    return of_tensor(unpacked, unpacked.scalar_type(), numbers);
+  }
   if (value == Py_None) {
     add(numbers, nothing);
   } else if (PyBool_Check(value)) {

@@ -1,0 +1,127 @@
+"""Results that an op may choose freely: an order nobody asked for, and which of several values stays at one place.
+
+torch's documentation promises neither the order of `topk(sorted=False)` and `unique(sorted=False)`, nor which value is
+left where several were written to the same place. ties.py is about equal values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from op_tools.autocompare.judging.measures import dense, differing
+from op_tools.autocompare.observed import ObservedCall, Value
+from op_tools.autocompare.reference.runs import Reference
+from op_tools.ops.names import normalized
+
+_SORTED = {"topk": 4, "unique": 1, "_unique2": 1}  # where `sorted` stands among the arguments
+
+
+def is_stable(call: ObservedCall) -> bool:
+    """Whether equal values keep their order, because the program asked for it."""
+    return bool(call.given.kwargs.get("stable", False))
+
+
+def has_free_order(call: ObservedCall) -> bool:
+    position = _SORTED.get(normalized(call.name).base)
+    if position is None:
+        return False
+    args = call.given.args
+    return not (args[position] if len(args) > position else call.given.kwargs.get("sorted", True))
+
+
+def is_allowed(value: Value, reference: Reference) -> bool:
+    """Whether a value that is not the expected one is just as right."""
+    call, base = reference.observed, normalized(reference.name).base
+    try:
+        if has_free_order(call) and value.part.role == "output":
+            check = _is_top if base == "topk" else _is_unique
+            return check(call, value, dense(value.expected))
+        if base in _WRITTEN and value.part.role != "gradient":
+            return _is_one_of_several(_WRITTEN[base], call, dense(value.got), dense(value.expected))
+    except (RuntimeError, IndexError, TypeError, AttributeError):  # a call of another form
+        return False
+    return False
+
+
+# ---- any order -------------------------------------------------------------------------------------------------------
+
+
+def _is_top(call: ObservedCall, value: Value, expected: Tensor) -> bool:
+    args, kwargs = call.given.args, call.given.kwargs
+    dimension = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+    given = call.given.tensors[0].detach()
+    values, places = (dense(one) for one in call.result)
+    ordered = places.sort(dimension).values
+    if bool((ordered.diff(dim=dimension) == 0).any()) or not torch.equal(given.gather(dimension, places), values):
+        return False
+    wanted = expected if value.part.places[0] == 0 else given.gather(dimension, expected)
+    return torch.equal(values.sort(dimension).values, wanted.to(values.dtype).sort(dimension).values)
+
+
+def _is_unique(call: ObservedCall, value: Value, expected: Tensor) -> bool:
+    """All values there are, each once; then what goes with them: where they were, how often they were."""
+    given = call.given.tensors[0].detach()
+    results = [call.result] if isinstance(call.result, Tensor) else [dense(one) for one in call.result]
+    values = results[0]
+    wanted = given.unique()
+    if not torch.equal(values.sort().values, wanted):
+        return False
+    place = value.part.places[0]
+    if place == 0:
+        return True
+    if dense(value.got).shape == given.shape:
+        return torch.equal(values[results[place]], given)
+    return torch.equal(results[place], torch.stack([(given == one).sum() for one in values]))
+
+
+# ---- several values for one place ------------------------------------------------------------------------------------
+
+# for a call's arguments and the numbers of its elements: which of them are written, and what to each
+_Written = Callable[[Tensor, "tuple[Any, ...]", "dict[str, Any]"], "tuple[Tensor, Tensor]"]
+
+
+def _by_scatter(numbers: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    _, dimension, index, source = (*args, *(kwargs[key] for key in ("dim", "index", "src") if key in kwargs))
+    return numbers.gather(dimension, index), source[tuple(slice(size) for size in index.shape)]
+
+
+def _by_index_copy(numbers: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    _, dimension, index, source = (*args, *(kwargs[key] for key in ("dim", "index", "source") if key in kwargs))
+    return numbers.index_select(dimension, index), source
+
+
+def _by_index_put(numbers: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    indices, values = (*args[1:], *(kwargs[key] for key in ("indices", "values") if key in kwargs))[:2]
+    chosen = numbers[tuple(slice(None) if one is None else one for one in indices)]
+    return chosen, values.expand(chosen.shape)
+
+
+def _by_item(numbers: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    chosen = numbers[args[1]]
+    return chosen, args[2].expand(chosen.shape)
+
+
+_WRITTEN: dict[str, _Written] = {
+    "scatter": _by_scatter,
+    "index_copy": _by_index_copy,
+    "index_put": _by_index_put,
+    "__setitem__": _by_item,
+}
+
+
+def _is_one_of_several(written: _Written, call: ObservedCall, got: Tensor, expected: Tensor) -> bool:
+    given = call.given
+    numbers = torch.arange(got.numel(), device=got.device).view(got.shape)
+    places, values = written(numbers, given.args, given.kwargs)
+    places, values = places.reshape(-1), values.detach().reshape(-1).to(got.dtype)
+    writes = torch.zeros(got.numel(), dtype=torch.int64, device=got.device)
+    writes.scatter_add_(0, places, torch.ones_like(places))
+    differs = differing(got, expected).reshape(-1)
+    if bool((differs & (writes < 2)).any()):
+        return False
+    is_this = ~differing(got.reshape(-1)[places], values)
+    found = torch.zeros_like(writes).scatter_reduce_(0, places, is_this.to(writes.dtype), "amax")
+    return not bool((differs & (found == 0)).any())

@@ -1,0 +1,264 @@
+"""What an op may choose freely is no fault, and what it may not choose is one: kernels of another make."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+
+import op_tools
+
+from ...conftest import DEVICE
+
+pytestmark = pytest.mark.skipif(DEVICE != "sim", reason="kernels are replaced on the simulated accelerator")
+
+
+@contextlib.contextmanager
+def kernel(name, function):
+    """The simulated accelerator with another kernel."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl(name, function, "PrivateUse1")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def wrong(run, **options):
+    with op_tools.OpAutoCompare(verbose=0, **options) as tool:
+        run()
+    assert tool.summary.values
+    return {row["op"].rpartition(".")[2] for row in tool.results}
+
+
+def another_topk(x, k, dim=-1, largest=True, sorted=True):
+    values, places = x.cpu().topk(k, dim, largest, True)
+    if not sorted:
+        values, places = values.flip(dim), places.flip(dim)
+    return values.to(x.device), places.to(x.device)
+
+
+def swapped_topk(x, k, dim=-1, largest=True, sorted=True):
+    values, places = another_topk(x, k, dim, largest, sorted)
+    return values, places.flip(dim)
+
+
+def test_topk_in_any_order_where_none_is_asked_for(device):
+    x = torch.randn(6, 8, device=device)
+    with kernel("topk", another_topk):
+        assert wrong(lambda: x.topk(3, sorted=False)) == set()
+    with kernel("topk", lambda x, k, *_: another_topk(x, k, sorted=False)):
+        assert wrong(lambda: x.topk(3)) == {"topk"}
+    with kernel("topk", swapped_topk):  # values and positions that do not belong together
+        assert wrong(lambda: x.topk(3, sorted=False)) == {"topk"}
+
+
+def other_unique(x, sorted=True, return_inverse=False, return_counts=False):
+    values, inverse, counts = (one.flip(0) for one in torch._unique2(x.cpu(), True, True, True))
+    return values.to(x.device), (len(values) - 1 - inverse.flip(0)).to(x.device), counts.to(x.device)
+
+
+def test_unique_in_any_order_where_none_is_asked_for(device):
+    x = torch.tensor([3, 1, 3, 2, 1, 3], device=device)
+    with kernel("_unique2", other_unique):
+        assert wrong(lambda: torch.unique(x, sorted=False, return_inverse=True, return_counts=True)) == set()
+        assert wrong(lambda: torch.unique(x)) != set()
+    with kernel("_unique2", lambda *args: (*other_unique(*args)[:2], other_unique(*args)[2].roll(1))):
+        assert wrong(lambda: torch.unique(x, sorted=False, return_inverse=True, return_counts=True)) != set()
+
+
+def another_scatter(x, dim, index, source):
+    return x.cpu().scatter(dim, index.cpu().flip(dim), source.cpu().flip(dim)).to(x.device)
+
+
+def another_index_put(x, indices, values, accumulate=False):
+    here = x.cpu()
+    here.index_put_([one.cpu().flip(0) for one in indices], values.cpu().flip(0), accumulate)
+    return x.copy_(here)
+
+
+def assigned(device, index, source):
+    target = torch.zeros(6, 8, device=device)
+    target[index] = source
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_any_of_the_values_that_are_written_to_one_place(device, reference):
+    x = torch.randn(6, 8, device=device)
+    index = torch.tensor([0, 0, 1, 2, 2, 3], device=device)
+    rows = index[:, None].expand(-1, 8)
+    with kernel("scatter.src", another_scatter):
+        assert wrong(lambda: torch.zeros_like(x).scatter(0, rows, x), reference=reference) == set()
+    with kernel("index_put_", another_index_put):
+        assert wrong(lambda: assigned(device, index, x), reference=reference) == set()
+
+
+def test_values_that_nobody_has_written_there(device):
+    x = torch.randn(6, 8, device=device)
+    index = torch.tensor([0, 0, 1, 2, 2, 3], device=device)
+    rows = index[:, None].expand(-1, 8)
+    with kernel("scatter.src", lambda *args: another_scatter(*args) + 1):
+        assert wrong(lambda: torch.zeros_like(x).scatter(0, rows, x)) == {"scatter"}
+
+    def off_at_one_place(x, indices, values, accumulate=False):
+        another_index_put(x, indices, values, accumulate)
+        x[1] += 1  # written to once
+        return x
+
+    with kernel("index_put_", off_at_one_place):
+        assert wrong(lambda: assigned(device, index, x)) == {"__setitem__"}
+
+
+def another_sort(x, *, stable, dim=-1, descending=False):
+    """Equal values in the opposite order."""
+    values, places = x.cpu().flip(dim).sort(stable=True, dim=dim, descending=descending)
+    return values.to(x.device), (x.shape[dim] - 1 - places).to(x.device)
+
+
+def test_a_sort_is_stable_where_that_is_asked_for(device):
+    x = torch.tensor([1, 0, 1, 0, 1], device=device)
+    with kernel("sort.stable", another_sort):
+        assert wrong(lambda: torch.sort(x)) == set()
+        assert wrong(lambda: torch.sort(x, stable=True)) == {"sort"}
+        assert wrong(lambda: torch.argsort(x, stable=True)) == {"argsort"}
+
+
+# ---- jumps -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+@pytest.mark.parametrize(
+    ("name", "function", "run"),
+    [
+        ("floor", lambda x: (x.cpu().floor() - 1).to(x.device), lambda x: x.floor()),
+        ("ceil", lambda x: (x.cpu().ceil() + 1).to(x.device), lambda x: x.ceil()),
+        ("round", lambda x: (x.cpu().sign() * (x.cpu().abs() + 0.5).floor()).to(x.device), lambda x: (x / 2).round()),
+        ("ge.Scalar", lambda x, number: (x.cpu() > number).to(x.device), lambda x: x >= 0),
+        ("sign", lambda x: ((x.cpu() >= 0).float() * 2 - 1).to(x.device), lambda x: x.sign()),
+        (
+            "remainder.Tensor",
+            lambda x, y: torch.where(x.cpu() % y.cpu() == 0, y.cpu(), x.cpu() % y.cpu()).to(x.device),
+            lambda x: torch.remainder(x, x.new_full((), 3.0)),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_rounding_error_excuses_nothing_where_nothing_was_rounded(device, name, function, run, reference):
+    x = torch.arange(-6.0, 7.0, device=device)
+    assert wrong(lambda: run(x), reference=reference) == set()
+    if reference == "device":
+        return  # the reference has the same kernel
+    with kernel(name, function):
+        assert wrong(lambda: run(x)) == {{"ge.Scalar": "ge"}.get(name, name.partition(".")[0])}
+
+
+def test_a_rounding_error_still_excuses_what_is_rounded_before(device):
+    """0.1 is no number of float16: on which side of it its neighbours lie depends on how it was rounded."""
+    x = torch.tensor([0.1, 0.2], device=device, dtype=torch.float16)
+    with kernel("gt.Scalar", lambda x, number: (x.cpu().float() > number).to(x.device)):
+        assert wrong(lambda: x > 0.1) == set()
+
+
+def test_the_size_of_a_complex_number_is_rounded(device):
+    x = torch.randn(64, dtype=torch.complex64, device=device)
+    with kernel("abs", lambda x: (x.cpu().real.square() + x.cpu().imag.square()).sqrt().to(x.device)):
+        assert wrong(lambda: x.abs()) == set()
+
+
+# ---- in place, with another shape ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_ops_that_change_the_shape_in_place(device, reference):
+    changes = [
+        lambda x: x.unsqueeze_(0),
+        lambda x: x.transpose_(0, 1),
+        lambda x: x.t_(),
+        lambda x: x.swapaxes_(0, 1),
+        lambda x: x.squeeze_(),
+    ]
+
+    def run():
+        for change in changes:
+            change(torch.randn(3, 1, device=device))
+            leaf = torch.randn(3, 4, device=device, requires_grad=True)
+            change(leaf.clone()).sum().backward()
+
+    with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        run()
+    assert (tool.results[:], tool.results.not_looked_at) == ([], [])
+
+
+# ---- tf32, and the user's own tolerances -----------------------------------------------------------------------------
+
+
+def as_tf32(x):
+    return (x.cpu().contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def test_tf32_that_the_program_allows(device):
+    a, b = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)
+    with kernel("mm", lambda a, b: (as_tf32(a) @ as_tf32(b)).to(a.device)):
+        assert wrong(lambda: a @ b) == {"matmul"}
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            assert wrong(lambda: a @ b) == set()
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_a_tolerance_that_the_user_has_set_decides(device, monkeypatch, reference):
+    x = torch.rand(64, device=device) + 1
+    with kernel("exp", lambda x: (x.cpu().double().exp() * (1 + 3e-4)).to(x.dtype).to(x.device)):
+        if reference == "cpu":
+            assert wrong(lambda: x.exp()) == {"exp"}
+        monkeypatch.setenv("EXP_AUTOCOMPARE_ERROR_TOLERANCE", "1e-3,1e-3")
+        assert wrong(lambda: x.exp(), reference=reference) == set()
+    monkeypatch.setenv("AUTOCOMPARE_ERROR_TOLERANCE_FLOAT32", "0,0")
+    monkeypatch.delenv("EXP_AUTOCOMPARE_ERROR_TOLERANCE")
+    another_log = kernel("log", lambda x: torch.nextafter(x.cpu().log(), torch.tensor(9.0)).to(x.device))
+    with another_log, op_tools.OpAutoCompare(verbose=0) as tool:
+        x.log()
+    assert "not within the tolerance that was set (atol 0, rtol 0)" in tool.results[0]["reason"]
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_cross_entropy_under_autocast_in_all_its_forms(device, dtype):
+    scores = torch.randn(32, 16, device=device).to(dtype).requires_grad_()
+    target = torch.randint(16, (32,), device=device)
+    shares = torch.rand(32, 16, device=device)
+
+    def run():
+        with torch.autocast(device, dtype):
+            for wanted, smoothing in ((target, 0.1), (shares, 0.0), (shares, 0.2), (target, 0.0)):
+                torch.nn.functional.cross_entropy(scores, wanted, label_smoothing=smoothing).backward()
+
+    assert wrong(run) == set()
+
+
+# ---- random ops ------------------------------------------------------------------------------------------------------
+
+
+def test_what_no_chance_can_draw(device):
+    shares = torch.tensor([[0.5, 0.5, 0.0, 0.0]], device=device).expand(64, 4)
+    assert wrong(lambda: torch.multinomial(shares, 2)) == set()
+    assert wrong(lambda: torch.multinomial(shares, 9, replacement=True)) == set()
+    assert wrong(lambda: torch.randperm(50, device=device)) == set()
+
+    def always(place):
+        return lambda x, number, *more, **others: torch.full((*x.shape[:-1], number), place, device=x.device)
+
+    with kernel("multinomial", always(3)):
+        assert wrong(lambda: torch.multinomial(shares, 1)) == {"multinomial"}
+    with kernel("multinomial", always(1)):
+        assert wrong(lambda: torch.multinomial(shares, 2)) == {"multinomial"}
+    with kernel("randperm.generator_out", lambda number, *, generator, out: out.fill_(1)):
+        assert wrong(lambda: torch.randperm(50, device=device)) == {"randperm"}
