@@ -27,7 +27,7 @@ from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy
 from op_tools.autocompare.workers.pool import Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
-from op_tools.core.session import stop_everything
+from op_tools.core.running import stop_everything
 from op_tools.core.tool import Tool
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.ops import catalogue

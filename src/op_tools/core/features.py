@@ -9,9 +9,10 @@ from typing import Any, Callable
 import torch
 from torch.overrides import resolve_name
 
+from op_tools.core.running import Watched
 from op_tools.core.session import this_threads_session
 from op_tools.core.third_party import wrapped_function
-from op_tools.core.tool import FEATURES, AnyTool, Watched
+from op_tools.core.tool import FEATURES, AnyTool
 from op_tools.errors import UnknownOpError
 from op_tools.ops.lookup import look_up
 from op_tools.ops.names import op_name

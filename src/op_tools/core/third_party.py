@@ -9,9 +9,10 @@ import types
 from typing import Any, Callable
 
 from op_tools.core import dynamo
-from op_tools.core.call import STEPS
 from op_tools.core.plan import Plan
 from op_tools.core.route import through_tools
+from op_tools.core.session import make_ready
+from op_tools.core.steps import STEPS
 from op_tools.core.watcher import AnyWatcher
 from op_tools.output import messages
 
@@ -39,6 +40,7 @@ class WrappedFunction:
     # a tool takes this for its session
 
     def add(self, tool: AnyWatcher) -> None:
+        make_ready(tool)
         self._tools.append(tool)
         self._plans.clear()
 
@@ -49,6 +51,9 @@ class WrappedFunction:
         if not self._tools:
             self._put_back()
 
+    def step_began(self) -> None:
+        """Plans are kept by step already."""
+
     def _stand_in(self) -> Any:
         function = self._function
 
@@ -58,7 +63,7 @@ class WrappedFunction:
             plan = self._plans.get(STEPS.current)
             if plan is None:
                 self._plans.clear()
-                awake = [tool for tool in self._tools if tool.steps is None or STEPS.current in tool.steps]
+                awake = [tool for tool in self._tools if tool.is_awake()]
                 plan = self._plans[STEPS.current] = Plan(STEPS.current, self.name, awake, inside_mode=True)
             if not plan.watchers and not plan.changers:
                 return function(*args, **kwargs)

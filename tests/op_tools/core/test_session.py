@@ -280,7 +280,7 @@ class TestSelection:
         assert "no op that was called matches torch.Tensor.ad in its list" in capsys.readouterr().err
 
     def test_steps_limit_a_tool(self, device):
-        from op_tools.core.call import STEPS
+        from op_tools.core.steps import STEPS
 
         x = torch.ones(3, device=device)
         first = STEPS.current + 1
@@ -296,7 +296,7 @@ class TestSelection:
         assert depths == [0, 1, 1, 0], "outside of its steps a tool costs nothing"
 
     def test_steps_from_the_environment(self, device, monkeypatch):
-        from op_tools.core.call import STEPS
+        from op_tools.core.steps import STEPS
 
         monkeypatch.setenv("OP_TOOLS_STEPS", f"{STEPS.current + 1}-")
         with Recorder() as recorder:
