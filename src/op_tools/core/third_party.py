@@ -23,19 +23,15 @@ _wrapped: dict[str, WrappedFunction] = {}
 class WrappedFunction:
     """One function of a third party, and the tools that its calls go through, in every thread."""
 
-    def __init__(self, name: str, owner: Any, attribute: str) -> None:
+    def __init__(self, name: str, owner: Any, attribute: str, lists: list[Any]) -> None:
         self.name = name
+        self._lists = lists  # that hold the function, and nobody calls it through them
+        self._owner, self._attribute = owner, attribute
         self._original = owner.__dict__[attribute] if attribute in getattr(owner, "__dict__", {}) else None
         self._function: Callable[..., Any] = getattr(owner, attribute)
         self._tools: list[AnyWatcher] = []
         self._plans: dict[Any, Plan | None] = {}
         self._replaced: list[tuple[Any, str, Any]] = []
-        stand_in = self._stand_in()
-        if isinstance(self._original, (staticmethod, classmethod)):
-            stand_in = staticmethod(stand_in)
-        self._replace(owner, attribute, stand_in)
-        self._replace_in_modules(stand_in)
-        self._name_what_is_out_of_reach()
 
     # a tool takes this for its session
 
@@ -43,6 +39,8 @@ class WrappedFunction:
         make_ready(tool)
         self._tools.append(tool)
         self._plans.clear()
+        if not self._replaced:
+            self._put_in_place()
 
     def remove(self, tool: AnyWatcher) -> None:
         if tool in self._tools:
@@ -53,6 +51,15 @@ class WrappedFunction:
 
     def step_began(self) -> None:
         """Plans are kept by step already."""
+
+    def _put_in_place(self) -> None:
+        _wrapped[self.name] = self
+        stand_in = self._stand_in()
+        if isinstance(self._original, (staticmethod, classmethod)):
+            stand_in = staticmethod(stand_in)
+        self._replace(self._owner, self._attribute, stand_in)
+        self._replace_in_modules(stand_in)
+        self._name_what_is_out_of_reach()
 
     def _stand_in(self) -> Any:
         function = self._function
@@ -90,13 +97,14 @@ class WrappedFunction:
         """Names in modules were replaced; a default argument, a closure or a list that holds the function was not."""
         if isinstance(self._function, (types.MethodType, types.BuiltinMethodType)):
             return  # made anew at each look-up
-        ours = (self.__dict__, self._replaced)
+        ours = (self.__dict__, self._replaced, *self._lists)
         holders = [
             holder
             for holder in gc.get_referrers(self._function)
             if isinstance(holder, (list, tuple, dict, types.CellType)) and not any(holder is own for own in ours)
         ]
         others = [holder for holder in holders if not _is_own(holder, self)]
+        self._lists = []
         if others:
             kinds = ", ".join(sorted({type(holder).__name__ for holder in others}))
             messages.say_once(
@@ -127,8 +135,6 @@ def _is_own(holder: Any, wrapped: WrappedFunction) -> bool:
     )
 
 
-def wrapped_function(name: str, owner: Any, attribute: str) -> WrappedFunction:
-    """What stands in for `owner.attribute`; made at the first call, and undone when its last tool stops."""
-    if name not in _wrapped:
-        _wrapped[name] = WrappedFunction(name, owner, attribute)
-    return _wrapped[name]
+def wrapped_function(name: str, owner: Any, attribute: str, lists: list[Any]) -> WrappedFunction:
+    """What stands in for `owner.attribute`, from its first tool's start to its last one's stop."""
+    return _wrapped.get(name) or WrappedFunction(name, owner, attribute, lists)

@@ -24,6 +24,7 @@ from op_tools.output import messages
 
 Self = TypeVar("Self", bound="AnyTool")
 Function = TypeVar("Function", bound=Callable[..., Any])
+MAX_NAMED = 8  # entries of a list that no op matched
 Numbers = Union[str, Container[int]]  # "0,10-12", a range, a set
 
 
@@ -175,10 +176,11 @@ class Tool(Watcher[State, Kept]):
             steps = f"steps={self.steps!r} (OP_TOOLS_STEPS)"
             messages.complain(f"{name} looked at nothing: no step of {steps} came; {STEPS.described()}")
         elif unmatched:
-            messages.complain(
-                f"{name}: no op that was called matches {', '.join(unmatched)} in its list "
-                f"({self.prefix}_LIST); full names look like torch.Tensor.add or torch.nn.functional.linear"
-            )
+            more = f" and {len(unmatched) - MAX_NAMED} more" if len(unmatched) > MAX_NAMED else ""
+            text = f"{name}: no op that was called matches {', '.join(unmatched[:MAX_NAMED])}{more}"
+            hint = "full names look like torch.Tensor.add or torch.nn.functional.linear"
+            is_feature = not self.names_skipped_ops
+            messages.complain(text if is_feature else f"{text} in its list ({self.prefix}_LIST); {hint}")
 
 
 AnyTool = Tool[Any, Any]
