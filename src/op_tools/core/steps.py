@@ -37,12 +37,11 @@ class Steps:
         self._others: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def advance(self) -> int:
-        """The program says that a step begins. From now on it counts."""
+        """The program says that a step begins. From now on its calls are what counts."""
         with self._lock:
-            # the end of this step's optimizer was counted already, before we knew that the program counts
-            is_counted = not self.are_counted_by_program and self.current > 0
+            # what optimizers have ended by its first call was its first step
+            self.current = self.current + 1 if self.are_counted_by_program else 1
             self.are_counted_by_program = True
-            self.current += not is_counted
             return self.current
 
     def optimizer_stepped(self, optimizer: Any) -> int | None:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, Callable
 
 GRACE_SECONDS = 20.0  # for the tools; a device that hangs must not keep the process alive
+_CLOSED, _HANDLED = b"\0", b"\xff"  # in the pipe, beside the numbers of signals
 _waiting: _Waiting | None = None
 
 
@@ -65,7 +66,7 @@ class _Waiting:
 
     def close(self) -> None:
         self.restore()
-        os.write(self._pipe[1], b"\0")
+        os.write(self._pipe[1], _CLOSED)
         self._thread.join()
         self.close_pipe()
 
@@ -86,16 +87,17 @@ class _Waiting:
         """In the main thread, where it runs Python code. The program may call it from a handler of its own."""
         if self._thread.is_alive():
             with contextlib.suppress(BlockingIOError):
-                os.write(self._pipe[1], bytes([signal.SIGTERM]))
+                os.write(self._pipe[1], _HANDLED)
         else:
             _end()
 
     def _wait(self) -> None:
         while True:
             signals = os.read(self._pipe[0], 64)
-            if signal.SIGTERM in signals:
+            is_ours = signal.getsignal(signal.SIGTERM) == self._handle  # else the program has one of its own by now
+            if _HANDLED in signals or (signal.SIGTERM in signals and is_ours):
                 break
-            if 0 in signals:
+            if _CLOSED in signals:
                 return
         stopping = threading.Thread(target=self._stop, name="op_tools stop", daemon=True)
         stopping.start()
