@@ -27,6 +27,14 @@ def parse(name: str, text: str, parser: Callable[[str], Value], help: str) -> Va
     return shared.parsed(name, text, parser, help, SettingError)
 
 
+def argument(name: str, given: Any, setting: Setting[Value]) -> Value:
+    """What a tool was given, in the forms that its variable takes; the variable where it was given nothing."""
+    if given is None:
+        return setting.get()
+    text = str(int(given)) if isinstance(given, bool) else str(given)
+    return parse(name, text, setting.parse, setting.help)
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parser(text: str) -> str:
         if text not in choices:

@@ -115,6 +115,10 @@ def _find(op: Op) -> tuple[str, Any, str]:
         return f"{function.__module__}.{function.__qualname__}.apply", None, ""
     if isinstance(bound_to, type) and issubclass(bound_to, torch.autograd.Function) and function.__name__ == "apply":
         return f"{bound_to.__module__}.{bound_to.__qualname__}.apply", None, ""
+    if isinstance(function, (type, torch.nn.Module)):
+        kind = function if isinstance(function, type) else type(function)
+        method = f"{kind.__module__}.{kind.__qualname__}.forward"
+        raise UnknownOpError(f"{kind.__qualname__} is a class and no op: name one of its methods, such as {method!r}")
     if not callable(function):
         raise UnknownOpError(f"{op!r} is no op: it is a {type(function).__name__}, which cannot be called")
     if _is_dispatched(function):

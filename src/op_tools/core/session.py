@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, dynamo, gradients, graphs, optimizers
+from op_tools.core import autograd_functions, dynamo, gradients, graphs, optimizers, termination
 from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
 from op_tools.core.watcher import AnyWatcher
@@ -100,6 +100,7 @@ class Session:
         if self._mode is not None and (self._mode not in _stack() or autograd_functions.passes_running()):
             return False
         self._refresh()
+        termination.finish()
         return True
 
     def decide(self, func: Any, name: str | None = None, inside_mode: bool = False) -> Plan | None:

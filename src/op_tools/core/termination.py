@@ -24,16 +24,25 @@ _waiting: _Waiting | None = None
 def watch(stop: Callable[[], None]) -> None:
     """From now on `stop` is called before SIGTERM ends the process. Only the main thread can arrange for it."""
     global _waiting
+    finish()
     if _waiting is None and _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         with contextlib.suppress(ValueError, OSError):  # an interpreter without signals, no file descriptor left
             _waiting = _Waiting(stop)
 
 
 def leave() -> None:
-    """Undoes `watch`. In another thread than the main one it cannot: what stays does no harm."""
+    """Undoes `watch`."""
+    if _waiting is not None:
+        _waiting.end_thread()
+        finish()
+
+
+def finish() -> None:
+    """Puts the handler back, where the last tool was stopped in a thread that could not do it."""
     global _waiting
-    if _waiting is not None and _is_main_thread():
-        _waiting.close()
+    if _waiting is not None and _waiting.has_ended and _is_main_thread():
+        _waiting.restore()
+        _waiting.close_pipe()
         _waiting = None
 
 
@@ -55,6 +64,7 @@ class _Waiting:
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
+        self._stopping: threading.Thread | None = None
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         self._thread = threading.Thread(target=self._wait, name="op_tools SIGTERM", daemon=True)
@@ -64,11 +74,14 @@ class _Waiting:
             signal.set_wakeup_fd(self._others)
         signal.signal(signal.SIGTERM, self._handle)
 
-    def close(self) -> None:
-        self.restore()
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def end_thread(self) -> None:
         os.write(self._pipe[1], _CLOSED)
-        self._thread.join()
-        self.close_pipe()
+        while not self.has_ended and self._stopping is None:  # else it is the one that waits for us
+            self._thread.join(0.01)
 
     def close_pipe(self) -> None:
         for end in self._pipe:
@@ -85,7 +98,7 @@ class _Waiting:
 
     def _handle(self, number: int, frame: FrameType | None) -> Any:
         """In the main thread, where it runs Python code. The program may call it from a handler of its own."""
-        if self._thread.is_alive():
+        if not self.has_ended:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], _HANDLED)
         else:
@@ -99,9 +112,9 @@ class _Waiting:
                 break
             if _CLOSED in signals:
                 return
-        stopping = threading.Thread(target=self._stop, name="op_tools stop", daemon=True)
-        stopping.start()
-        stopping.join(GRACE_SECONDS)
+        self._stopping = threading.Thread(target=self._stop, name="op_tools stop", daemon=True)
+        self._stopping.start()
+        self._stopping.join(GRACE_SECONDS)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import os
@@ -49,12 +50,18 @@ class Tool(Watcher[State, Kept]):
         _tell_all_arguments(cls)
 
     def __new__(cls: type[Self], *positional: Any, **arguments: Any) -> Self:
-        """Arguments have names; `@OpCapture` without brackets is the usual slip."""
-        if positional:
+        """What cannot be an argument is said in words; `@OpCapture` without brackets is the usual slip."""
+        try:
+            inspect.signature(cls).bind(*positional, **arguments)
+        except TypeError as error:
+            known = [name for name in inspect.signature(cls).parameters if name not in arguments]
+            close = [name for given in arguments for name in difflib.get_close_matches(given, known, 1)]
+            hint = f"did you mean {close[0]}?" if close else "they are given by name, such as ops=..."
+            name = cls.__name__
             raise SettingError(
-                f"{cls.__name__}({positional[0]!r}) cannot be used: arguments are given by name, such as "
-                f"{cls.__name__}(ops=...), and the decorator is @{cls.__name__}(), with brackets"
-            )
+                f"{name} does not take these arguments: {error}; {hint} help({name}) lists them, and as a decorator it "
+                f"is @{name}(), with brackets"
+            ) from None
         return super().__new__(cls)
 
     def __init__(
@@ -71,6 +78,7 @@ class Tool(Watcher[State, Kept]):
         self._arguments = (ops, skip, out, steps, ranks, verbose)
         self.condition = condition
         self._joined: Watched | None = None
+        self._entered: list[bool] = []  # for each `with` that is open: whether it is the one that started the tool
 
     def start(self: Self) -> Self:
         """Begins to watch this thread. Variables are read now; one that cannot be understood is an error now."""
@@ -95,12 +103,18 @@ class Tool(Watcher[State, Kept]):
     end = stop
 
     def __enter__(self: Self) -> Self:
-        return self.start()
+        self._entered.append(self._joined is None)
+        try:
+            return self.start()
+        except BaseException:
+            self._entered.pop()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        if self._entered.pop():  # else somebody else has started it, and stops it
+            self.stop()
 
     def __call__(self, function: Function) -> Function:
         """As a decorator: watches each call of the function, with a summary at its end."""
