@@ -50,7 +50,7 @@ class Session:
         self._thread = threading.current_thread()
         self._tools: list[AnyWatcher] = []
         self._mode: Mode | None = None
-        self._is_stale = False  # another thread has started or stopped a tool, or begun a step
+        self._is_stale = False  # a tool was started or stopped, or a step begun, where the mode could not be changed
         self.plans: dict[Any, Plan | None] = {}
 
     def add(self, tool: AnyWatcher) -> None:
@@ -70,10 +70,12 @@ class Session:
     def _refresh(self) -> None:
         """Puts the mode on the stack, or takes it off. Each thread has its own stack, which no other can change."""
         self.plans.clear()
-        if not self._is_this_threads() and self._thread.is_alive():
-            self._is_stale = True  # its next op sees to it
+        is_own = self._is_this_threads()
+        self._is_stale = self._thread.is_alive() and (not is_own or self._is_mode_in_use())
+        if self._is_stale:  # the next op in this session's thread sees to it, or the end of the one that is running
+            if is_own:
+                _soon(self._catch_up)
             return
-        self._is_stale = False
         awake = bool(self._awake())
         if awake and self._mode is None:
             self._mode = Mode(self)
@@ -86,18 +88,22 @@ class Session:
             autograd_functions.leave(self)
             optimizers.loud(self)
             graphs.leave(self)
-            if self._is_this_threads():
+            if is_own:
                 _take_off_the_stack(mode)
 
     def _is_this_threads(self) -> bool:
         return getattr(_local, "session", None) is self
 
+    def _is_mode_in_use(self) -> bool:
+        """True inside an op or a backward pass: torch holds the mode then, and puts it back on the stack afterwards."""
+        return self._mode is not None and (self._mode not in _stack() or autograd_functions.passes_running() > 0)
+
     def _awake(self) -> list[AnyWatcher]:
         return [tool for tool in self._tools if tool.is_awake()]
 
     def _catch_up(self) -> bool:
-        """Does what another thread could not. False as long as torch holds the mode, in the middle of an op."""
-        if self._mode is not None and (self._mode not in _stack() or autograd_functions.passes_running()):
+        """Does what another thread could not, or what could not be done inside an op."""
+        if self._is_mode_in_use():
             return False
         self._refresh()
         termination.finish()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 
 from op_tools import settings
 from op_tools.ops.selection import Selection
 from op_tools.output import messages
 
+_BEFORE_FAMILY = re.compile(r"^\w+_(?=OP_DTYPE_CAST|AUTOCOMPARE_ERROR)")  # the op in LINEAR_OP_DTYPE_CAST_DICT
 _DTYPES = ("FLOAT16", "BFLOAT16", "FLOAT32", "FLOAT64")
 
 
@@ -33,8 +35,9 @@ def _unread_variables(prefixes: list[str]) -> list[str]:
     ours = ("OP_TOOLS_", *(f"{prefix}_" for prefix in prefixes))
     doubts = []
     for name in sorted(unread):
-        close = difflib.get_close_matches(name, readable, n=1, cutoff=0.85)
-        if close or name.startswith(ours):
+        family = _BEFORE_FAMILY.sub("", name)
+        close = difflib.get_close_matches(family, readable, n=1, cutoff=0.85)
+        if close or family.startswith(ours):
             hint = f"did you mean {close[0]}?" if close else "docs/settings.md lists those that are."
             doubts.append(f"the variable {name} is set, and no tool reads it; {hint}")
     return doubts
