@@ -99,5 +99,10 @@ def _abandon_everything() -> None:
         remove(tool, watched)
 
 
-atexit.register(stop_everything)
+def _at_exit() -> None:
+    stop_everything()
+    termination.wait()
+
+
+atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_abandon_everything)

@@ -46,6 +46,12 @@ def finish() -> None:
         _waiting = None
 
 
+def wait() -> None:
+    """At the program's own end: where a signal has come in time, it is the one that ends the process."""
+    if _waiting is not None:
+        _waiting.wait()
+
+
 def abandon() -> None:
     """In a forked child, such as a worker of a DataLoader: signals do there what they do without us."""
     global _waiting
@@ -82,6 +88,10 @@ class _Waiting:
         os.write(self._pipe[1], _CLOSED)
         while not self.has_ended and self._stopping is None:  # else it is the one that waits for us
             self._thread.join(0.01)
+
+    def wait(self) -> None:
+        if self._stopping is not None:
+            self._thread.join()
 
     def close_pipe(self) -> None:
         for end in self._pipe:

@@ -83,10 +83,22 @@ def test_a_main_thread_that_never_comes_back(terminated):
     status, output, _ = terminated("""
         op_tools.OpTimeMeasure().start()
         work()
-        never = threading.Thread(target=threading.Event().wait, daemon=True)
-        never.start()
         print("ready", flush=True)
-        ctypes.CDLL(None).pthread_join(ctypes.c_ulong(never.ident), None)
+        mutex = ctypes.create_string_buffer(64)  # no signal wakes who waits for it
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    """)
+    assert status == -signal.SIGTERM
+    assert "| torch.Tensor.mul |" in output
+
+
+def test_a_program_that_ends_at_that_very_moment(terminated):
+    status, output, _ = terminated("""
+        op_tools.OpTimeMeasure().start()
+        work()
+        print("ready", flush=True)
+        while not [thread for thread in threading.enumerate() if thread.name == "op_tools stop"]:
+            time.sleep(0.001)
     """)
     assert status == -signal.SIGTERM
     assert "| torch.Tensor.mul |" in output
