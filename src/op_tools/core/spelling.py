@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable
 
+from ditorch_shared.settings import meant
 from op_tools import settings
 from op_tools.ops.selection import Selection
 from op_tools.output import messages
@@ -31,13 +31,13 @@ def _unread_variables(prefixes: list[str]) -> list[str]:
     if not unread:
         return []
     tolerance = "AUTOCOMPARE_ERROR_TOLERANCE"
-    readable = sorted({*known, tolerance, *(f"{tolerance}_{dtype}" for dtype in _DTYPES), "OP_DTYPE_CAST_DICT"})
+    readable = {*known, tolerance, *(f"{tolerance}_{dtype}" for dtype in _DTYPES), "OP_DTYPE_CAST_DICT"}
     ours = ("OP_TOOLS_", *(f"{prefix}_" for prefix in prefixes))
     doubts = []
     for name in sorted(unread):
         family = _BEFORE_FAMILY.sub("", name)
-        close = difflib.get_close_matches(family, readable, n=1, cutoff=0.85)
+        close = meant(family, readable)
         if close or family.startswith(ours):
-            hint = f"did you mean {close[0]}?" if close else "docs/settings.md lists those that are."
+            hint = f"did you mean {close}?" if close else "docs/settings.md lists those that are."
             doubts.append(f"the variable {name} is set, and no tool reads it; {hint}")
     return doubts

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 
 import pytest
@@ -40,3 +42,36 @@ def test_bytes_of_a_path_that_are_no_characters(written):
     read = written("utf-8")
     messages.say("/data/\udcff.py:3")
     assert read()[0] == rb"/data/\udcff.py:3" + b"\n"
+
+
+PROGRAM = """
+import torch
+from ditorch import sim
+sim.start()
+import op_tools
+def 除(x): return x / 0
+x = torch.ones(3, device="sim", requires_grad=True)
+with op_tools.OpTimeMeasure(), op_tools.OpCapture(), op_tools.OpAutoCompare(), op_tools.OpOverflowCheck():
+    除(x).sum().backward()
+with op_tools.OpCapture(mode="statistics"):
+    除(x)
+"""
+
+
+def test_a_program_whose_path_the_terminal_cannot_show(tmp_path):
+    """Neither the name of its function, nor a byte of its file's name that is no character at all."""
+    path = os.fsencode(tmp_path / "模型") + b"\xff.py"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(PROGRAM)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, path], capture_output=True, env=environment, cwd=tmp_path, timeout=600)
+    said = done.stdout.decode("ascii")
+    assert done.returncode == 0, done.stderr
+    assert "OpAutoCompare: 4 calls" in said
+    assert "OpCapture: 8 files of 2 calls" in said
+    assert r"\u6a21\u578b\udcff.py:6 \u9664" in said  # where Inf was made
+    assert "op elasped info saved to" in said
+    assert "OpCapture: statistics of 2 tensors in 1 calls" in said
+    assert done.stderr == b""
+    (table,) = tmp_path.rglob("op_elasped_info_*.csv")
+    assert "模型\\udcff.py:6 除" in table.read_text(encoding="utf-8")
