@@ -19,7 +19,7 @@ import torch
 
 from ditorch.backend import Backend  # here and not later, or the module would take the function's name below
 from ditorch.errors import BackendError
-from ditorch.settings import DISABLE_MOCK, FAULTS
+from ditorch.settings import DISABLE_MOCK, FAULTS, misspelt
 
 if TYPE_CHECKING:  # imported when they are needed, so that `import ditorch` stays light
     from ditorch.redirect import Redirect
@@ -56,6 +56,8 @@ def install() -> Backend:
         _redirect = Redirect(chosen)
     _backend = chosen
     _say(f"{chosen.name} ({chosen.title}) torch {torch.__version__} pid {os.getpid()}")
+    for doubt in misspelt():
+        _say(doubt)
     if FAULTS.get():
         from ditorch.sim import faults
 

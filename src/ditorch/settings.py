@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,13 @@ CACHE: Setting[Path | None] = Setting(
 )
 
 ALL: tuple[Setting[Any], ...] = tuple(each for each in list(globals().values()) if isinstance(each, Setting))
+
+
+def misspelt() -> list[str]:
+    """Variables in the environment that look like one of ours, and are none: what to say about each."""
+    known = {setting.name for setting in ALL}
+    unread = [name for name in os.environ if name.startswith("DITORCH_") and name not in known]
+    suspects = [(name, shared.meant(name, known)) for name in sorted(unread)]
+    return [
+        f"the variable {name} is set, and nobody reads it; did you mean {close}?" for name, close in suspects if close
+    ]

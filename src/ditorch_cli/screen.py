@@ -58,9 +58,8 @@ def _headline(summary: Row) -> Text:
     processes = summary["processes"]
     lines = [f"ditorch run: {_ended(summary['status'])}; results in", f"  {summary['run']}"]
     if not processes:
-        lines.append(
-            "No op call on an accelerator was seen: did the program use one? `ditorch doctor` shows what is here."
-        )
+        of = f" by ranks {summary['ranks']}" if summary["ranks"] else ""
+        lines.append(f"No op call on an accelerator was seen{of}: did the program use one?")
         return Text("\n".join(lines), style="bold")
     device = processes[0]["device"]
     of = {1: "1 process"}.get(len(processes), f"{len(processes)} processes")

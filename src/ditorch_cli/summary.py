@@ -49,6 +49,7 @@ def of(folder: Path, status: int) -> Row:
         "schema": SCHEMA,
         "run": str(folder),
         "command": manifest["command"],
+        "ranks": manifest.get("variables", {}).get("OP_TOOLS_RANKS"),
         "status": status,
         "processes": [_without_tools(record) for record in processes],
         "tools": _totals(processes),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Callable, ClassVar, Generic, TypeVar
 
@@ -33,6 +35,12 @@ def parsed(name: str, text: str, parser: Callable[[str], Value], help: str, erro
         return parser(text)
     except ValueError as reason:
         raise error(f"{name}={text!r} cannot be used: {reason}. It means: {help}") from None
+
+
+def meant(name: str, readable: Iterable[str]) -> str | None:
+    """The variable that a name which nobody reads is probably meant to be."""
+    close = difflib.get_close_matches(name, sorted(readable), n=1, cutoff=0.85)
+    return close[0] if close else None
 
 
 def switch(text: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from op_tools.core.features import apply_feature
-from op_tools.core.session import step
+from op_tools.core.running import step
 
 # in the order in which apply_feature lists them
 # isort: off

@@ -27,6 +27,14 @@ def parse(name: str, text: str, parser: Callable[[str], Value], help: str) -> Va
     return shared.parsed(name, text, parser, help, SettingError)
 
 
+def argument(name: str, given: Any, setting: Setting[Value]) -> Value:
+    """What a tool was given, in the forms that its variable takes; the variable where it was given nothing."""
+    if given is None:
+        return setting.get()
+    text = str(int(given)) if isinstance(given, bool) else str(given)
+    return parse(name, text, setting.parse, setting.help)
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parser(text: str) -> str:
         if text not in choices:
@@ -80,7 +88,7 @@ class Numbers:
         return isinstance(number, int) and any(first <= number <= last for first, last in self._parts)
 
     def __repr__(self) -> str:
-        return f"Numbers({self._text!r})"
+        return self._text
 
 
 # what OP_TOOLS and the options of `ditorch run` call the tools
@@ -116,7 +124,10 @@ NATIVE = Setting(
 PRINT_STACK = Setting("OP_TOOLS_PRINT_STACK", False, switch, "1: show the whole Python stack of a call, not one line")
 OUT = Setting("OP_TOOLS_OUT", Path("op_tools_results"), lambda text: Path(text).expanduser(), "the folder for results")
 STEPS: Setting[Container[int] | None] = Setting(
-    "OP_TOOLS_STEPS", None, Numbers, "the training steps to look at, such as 0,10-12; op_tools.step() counts them"
+    "OP_TOOLS_STEPS",
+    None,
+    Numbers,
+    "the training steps to look at, such as 0,10-12; an optimizer's step ends one, or op_tools.step() counts them",
 )
 RANKS: Setting[Container[int] | None] = Setting(
     "OP_TOOLS_RANKS", None, Numbers, "the ranks of a distributed run to look at, such as 0 or 0-7"
@@ -180,3 +191,8 @@ AUTOCOMPARE_FAIL = Setting(
 )
 
 ALL: tuple[Setting[Any], ...] = tuple(each for each in list(globals().values()) if isinstance(each, Setting))
+# variables that have the name of an op or a dtype in theirs
+FAMILIES = (
+    re.compile(r"(\w+_)?AUTOCOMPARE_ERROR_TOLERANCE(_(FLOAT16|BFLOAT16|FLOAT32|FLOAT64))?"),
+    re.compile(r"(\w+_)?OP_DTYPE_CAST_DICT"),
+)

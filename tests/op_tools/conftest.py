@@ -7,6 +7,7 @@ import os
 import pytest
 
 from op_tools import native
+from op_tools.core.steps import STEPS
 from op_tools.output import messages
 
 
@@ -17,6 +18,7 @@ def _fresh(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     messages.forget()
+    STEPS.forget()
 
 
 @pytest.fixture(params=["native", "python"])

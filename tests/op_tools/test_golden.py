@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import op_tools
-from op_tools.core.call import STEPS, OpCall
+from op_tools.core.call import OpCall
+from op_tools.core.steps import STEPS
 from op_tools.core.where import NOWHERE
 
 from .golden import program

@@ -184,3 +184,13 @@ def test_the_same_is_shown_with_and_without_the_c_helper(capsys, device, monkeyp
     assert shown[0] == shown[1] == shown[2]
     assert "-1e+30" in shown[0]
     assert "torch.float64" in shown[0]
+
+
+def test_nothing_is_printed_at_verbose_0(capsys, device):
+    x = torch.ones(2, device=device, requires_grad=True)
+    with op_tools.OpObserve(verbose=0):
+        (x * 2).sum().backward()
+        with pytest.raises(RuntimeError):
+            x + torch.ones(3, device=device)
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""

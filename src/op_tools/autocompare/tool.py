@@ -27,7 +27,7 @@ from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy
 from op_tools.autocompare.workers.pool import Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
-from op_tools.core.session import stop_everything
+from op_tools.core.running import stop_everything
 from op_tools.core.tool import Tool
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.ops import catalogue
@@ -47,6 +47,7 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
     `reference`: "cpu", "device" (the same device in higher precision) or "device,cpu" (the CPU confirms). `once`: each
     distinct call once. `every`: only every N-th step. `worker`: this many processes compare while training goes on.
     `memory`: bytes of host memory for calls that wait. `fail`: `stop` raises DifferenceFound if something is wrong.
+    Their variables are OP_AUTOCOMPARE_REFERENCE, _ONCE, _EVERY, _WORKER, _MEMORY and _FAIL.
     """
 
     feature = "autocompare"
@@ -75,8 +76,8 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
     def started(self) -> None:
         given_reference, once, every, worker, memory, fail = self._options
         reference = settings.AUTOCOMPARE_REFERENCE.get() if given_reference is None else given_reference
-        self._once = settings.AUTOCOMPARE_ONCE.get() if once is None else once
-        self._fail = settings.AUTOCOMPARE_FAIL.get() if fail is None else fail
+        self._once = settings.argument("once", once, settings.AUTOCOMPARE_ONCE)
+        self._fail = settings.argument("fail", fail, settings.AUTOCOMPARE_FAIL)
         limit = settings.AUTOCOMPARE_MEMORY.get() if memory is None else memory
         every = settings.AUTOCOMPARE_EVERY.get() if every is None else every
         if reference not in ("cpu", "device", "device,cpu"):

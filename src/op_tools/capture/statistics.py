@@ -16,8 +16,9 @@ from torch import Tensor
 from op_tools.capture.notes import noter
 from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
+from op_tools.core.choices import this_rank
 from op_tools.core.gradients import Gradients
-from op_tools.core.tool import AnyTool, this_rank
+from op_tools.core.tool import AnyTool
 from op_tools.device import digest, digests, staging
 from op_tools.device.digest import Weights
 from op_tools.device.queues import stream_number

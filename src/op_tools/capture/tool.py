@@ -13,7 +13,6 @@ from collections import Counter
 from functools import partial
 from typing import Any, Protocol
 
-from ditorch_shared.settings import Value
 from op_tools import settings
 from op_tools.capture.copies import RecentCopies
 from op_tools.capture.statistics import Statistics
@@ -26,7 +25,6 @@ from op_tools.device.host_memory import HostMemory
 from op_tools.output import messages, paths, tables
 from op_tools.output.results import Results
 from op_tools.output.writer import Writer, spare_threads
-from op_tools.settings import Setting
 from op_tools.storage import files
 from op_tools.storage.snapshot import Taken, take
 from op_tools.storage.store import Content, Files
@@ -72,8 +70,8 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         self._keeper: Keeper[Any, Any]
 
     def started(self) -> None:
-        mode = _given(self._mode, "mode", settings.CAPTURE_MODE)
-        memory = _given(self._memory, "memory", settings.CAPTURE_MEMORY)
+        mode = settings.argument("mode", self._mode, settings.CAPTURE_MODE)
+        memory = settings.argument("memory", self._memory, settings.CAPTURE_MEMORY)
         self._calls: Counter[str] = Counter()
         self._keeper = Data(self, memory) if mode == "data" else Statistics(self)
 
@@ -101,10 +99,6 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
 
     def flowed(self, call: OpCall, state: object, gradients: Gradients) -> None:
         self._keeper.flowed(call, state, gradients)
-
-
-def _given(argument: Any, name: str, setting: Setting[Value]) -> Value:
-    return setting.get() if argument is None else settings.parse(name, str(argument), setting.parse, setting.help)
 
 
 class _Begun:

@@ -56,10 +56,18 @@ def backward_seen_by(mode: TorchFunctionMode) -> Iterator[None]:
     """
     before = getattr(_local, "mode", None)
     _local.mode = mode
+    _local.passes = passes_running() + 1
     try:
         yield
     finally:
         _local.mode = before
+        _local.passes -= 1
+
+
+def passes_running() -> int:
+    """Backward passes that this thread is in the middle of."""
+    passes: int = getattr(_local, "passes", 0)
+    return passes
 
 
 @dynamo.hidden

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import Any, Callable
 
 from op_tools.core.where import Where
@@ -11,26 +10,10 @@ from op_tools.core.where import Where
 ids = itertools.count(1)
 
 
-class Steps:
-    """Counts training steps, for the whole process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.current = 0
-
-    def advance(self) -> int:
-        with self._lock:
-            self.current += 1
-            return self.current
-
-
-STEPS = Steps()
-
-
 class OpCall:
     """One call of one op, from before it runs until its gradients have flowed.
 
-    `result` is set once the op has run, `error` if it raised instead. `step` is the training step (op_tools.step()).
+    `result` is set once the op has run, `error` if it raised instead. `step` is the training step (steps.py).
     """
 
     __slots__ = ("args", "error", "func", "id", "kwargs", "name", "result", "step", "where")

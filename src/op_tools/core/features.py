@@ -2,68 +2,110 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable
 
 import torch
 from torch.overrides import resolve_name
 
+from op_tools.core.running import Watched
 from op_tools.core.session import this_threads_session
 from op_tools.core.third_party import wrapped_function
-from op_tools.core.tool import FEATURES, AnyTool, Watched
+from op_tools.core.tool import FEATURES, AnyTool
+from op_tools.core.watcher import AnyWatcher
 from op_tools.errors import UnknownOpError
 from op_tools.ops.lookup import look_up
 from op_tools.ops.names import op_name
 
-Op = Any  # a full name, or the function itself
+Op = Any  # a full name, a function, or a module; or a list of these, which may hold lists
 
 
 class Feature:
-    """What apply_feature returns: the feature is in effect until `remove` is called."""
+    """What apply_feature returns: the feature is in effect until `remove` is called, or the program ends."""
 
-    def __init__(self, applied: list[AnyTool]) -> None:
-        self._applied = applied
+    def __init__(self, tool: AnyTool) -> None:
+        self._tool = tool
 
     def remove(self) -> None:
         """Ends the feature, and shows its summary."""
-        for tool in self._applied:
-            tool.stop()
-        self._applied = []
+        self._tool.stop()
 
 
-def apply_feature(
-    ops: Op | Iterable[Op], feature: str, condition_func: Callable[..., Any] = lambda *args, **kwargs: True
-) -> Feature:
-    """Puts a feature on one op or several: full names or functions, torch's own or any third party's.
+class _Several:
+    """What one tool watches together: this thread's session, and functions of third parties."""
+
+    def __init__(self, parts: list[Watched]) -> None:
+        self._parts = parts
+
+    def add(self, tool: AnyWatcher) -> None:
+        for part in self._parts:
+            part.add(tool)
+
+    def remove(self, tool: AnyWatcher) -> None:
+        for part in self._parts:
+            part.remove(tool)
+
+    def step_began(self) -> None:
+        for part in self._parts:
+            part.step_began()
+
+
+def apply_feature(ops: Op, feature: str, condition_func: Callable[..., Any] = lambda *args, **kwargs: True) -> Feature:
+    """Puts a feature on one op or several: full names, functions or modules, torch's own or any third party's.
 
     `condition_func` takes the op's own arguments and says for each call whether the feature takes effect. Torch's ops
     are watched in the calling thread (and in autograd's threads), functions of third parties in every thread.
     """
-    assert feature in FEATURES, f"{feature!r} is no feature; these are: {', '.join(FEATURES)}"
-    wanted = [ops] if isinstance(ops, str) or callable(ops) else list(ops)
+    is_known = isinstance(feature, str) and feature in FEATURES
+    assert is_known, f"{feature!r} is no feature; these are: {', '.join(FEATURES)}"
+    lists: list[Any] = []  # hold functions for the length of this call, and nobody calls through them
+    wanted = list(_flattened(ops, lists))
+    lists.append(wanted)
     if not wanted or any(op == "" for op in wanted if isinstance(op, str)):
         raise ValueError("ops is empty: give an op's full name, such as torch.nn.functional.linear, or the function")
-    found = [_find(op) for op in wanted]
-    make = FEATURES[feature]
-    applied: list[AnyTool] = []
-    by_torch = [name for name, owner, _ in found if owner is None]
-    if by_torch:
-        applied.append(_joined(make, by_torch, condition_func, this_threads_session()))
-    for name, owner, attribute in found:
-        if owner is not None:
-            applied.append(_joined(make, [name], condition_func, wrapped_function(name, owner, attribute)))
-    return Feature(applied)
+    found = list({each[0]: each for each in map(_find, wanted)}.values())
+    parts: list[Watched] = [this_threads_session()] if any(owner is None for _, owner, _ in found) else []
+    parts += [wrapped_function(name, owner, place, lists) for name, owner, place in found if owner is not None]
+    tool = FEATURES[feature](ops=[name for name, _, _ in found], skip=[], condition=condition_func)
+    tool.names_skipped_ops = False  # nobody asked about the others
+    tool.join(_Several(parts))
+    return Feature(tool)
 
 
-def _joined(make: type[AnyTool], names: list[str], condition: Callable[..., Any], watched: Watched) -> AnyTool:
-    tool = make(ops=names, skip=[], condition=condition)
-    tool.join(watched)
-    return tool
+def _flattened(ops: Op, lists: list[Any]) -> Iterator[Op]:
+    """Ops without the lists that they are in; those are noted."""
+    if isinstance(ops, types.ModuleType) and not _is_torchs(ops):
+        ops = _functions_of(ops)
+    elif isinstance(ops, str) or callable(ops) or not isinstance(ops, Iterable):
+        yield ops
+        return
+    lists.append(ops)
+    for op in ops:
+        yield from _flattened(op, lists)
+
+
+def _is_torchs(module: types.ModuleType) -> bool:
+    return module.__name__.partition(".")[0] == "torch"
+
+
+def _functions_of(module: types.ModuleType) -> list[Op]:
+    """The public functions that a package has made itself."""
+    package = module.__name__.partition(".")[0]
+    routines = [value for name, value in vars(module).items() if not name.startswith("_") and inspect.isroutine(value)]
+    own = [function for function in routines if str(function.__module__).partition(".")[0] == package]
+    if not own:
+        raise UnknownOpError(f"the module {module.__name__} has no ops: it has no public functions of its own")
+    return own
 
 
 def _find(op: Op) -> tuple[str, Any, str]:
     """The op's name; and where it is kept, for a function that torch does not dispatch (else None)."""
+    if isinstance(op, types.ModuleType):
+        return rf"{re.escape(op.__name__)}\.\w+", None, ""
     if isinstance(op, str):
         owner, attribute, function = look_up(op)
     else:
@@ -73,6 +115,10 @@ def _find(op: Op) -> tuple[str, Any, str]:
         return f"{function.__module__}.{function.__qualname__}.apply", None, ""
     if isinstance(bound_to, type) and issubclass(bound_to, torch.autograd.Function) and function.__name__ == "apply":
         return f"{bound_to.__module__}.{bound_to.__qualname__}.apply", None, ""
+    if isinstance(function, (type, torch.nn.Module)):
+        kind = function if isinstance(function, type) else type(function)
+        method = f"{kind.__module__}.{kind.__qualname__}.forward"
+        raise UnknownOpError(f"{kind.__qualname__} is a class and no op: name one of its methods, such as {method!r}")
     if not callable(function):
         raise UnknownOpError(f"{op!r} is no op: it is a {type(function).__name__}, which cannot be called")
     if _is_dispatched(function):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from op_tools.core import guard, where
-from op_tools.core.call import STEPS, OpCall
+from op_tools.core.call import OpCall
+from op_tools.core.steps import STEPS
 from op_tools.core.watcher import AnyWatcher
 from op_tools.ops.catalogue import is_collective, moves_to_device
 from op_tools.output import messages
@@ -41,7 +42,7 @@ class Plan:
         """Says which tools apply, at the first call that concerns them. False when none does."""
         self.announced = True
         for tool in self.skipping:
-            if tool.verbose >= 1:
+            if tool.verbose >= 1 and tool.names_skipped_ops:
                 messages.say_once("skip", tool.hook, self.name, text=f"skip {tool.hook} on {self.name}")
         for tool in (*self.watchers, *self.changers):
             if tool.verbose >= 1 and tool.condition is None:

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from op_tools.core import gradients, graphs, where
-from op_tools.core.call import STEPS, OpCall
+from op_tools.core.call import OpCall
 from op_tools.core.guard import guarded, report
 from op_tools.core.modes import dispatch_modes, with_modes_aside
 from op_tools.core.plan import Plan
+from op_tools.core.steps import STEPS
 from op_tools.core.watcher import AnyWatcher
 from op_tools.output import messages
 

@@ -6,8 +6,7 @@ that torch does not dispatch are wrapped (third_party.py). An op that no tool wa
 
 from __future__ import annotations
 
-import atexit
-import os
+import sys
 import threading
 from typing import Any, Callable
 
@@ -15,9 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, dynamo, gradients, graphs, optimizers
-from op_tools.core.call import STEPS
-from op_tools.core.modes import with_modes_aside
+from op_tools.core import autograd_functions, dynamo, gradients, graphs, optimizers, termination
 from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
 from op_tools.core.watcher import AnyWatcher
@@ -27,9 +24,6 @@ from op_tools.output import tables
 from op_tools.values import tensors
 
 _local = threading.local()
-_sessions: list[Session] = []
-_step_listeners: list[Callable[[int], None]] = []
-_end_listeners: list[Callable[[], None]] = []
 MAX_PLANS = 10_000  # distinct functions that are remembered; classes made in a loop must not fill the memory
 
 
@@ -38,39 +32,29 @@ def this_threads_session() -> Session:
     session: Session | None = getattr(_local, "session", None)
     if session is None:
         session = _local.session = Session()
-        _sessions.append(session)
     return session
 
 
-def step() -> int:
-    """Marks the beginning of the next training step, for tools limited to some steps and for reports by step."""
-    number = STEPS.advance()
-    for session in list(_sessions):
-        session.step_began(number)
-    for listener in _step_listeners:
-        listener(number)
-    return number
-
-
-def tell(when_step_begins: Callable[[int], None], when_all_has_stopped: Callable[[], None]) -> None:
-    """Has these called, for who keeps a record of the process."""
-    _step_listeners.append(when_step_begins)
-    _end_listeners.append(when_all_has_stopped)
+def make_ready(tool: AnyWatcher) -> None:
+    """Chooses the ways of what tools need at every call: with the C++ helper, or without."""
+    if tool.watches_gradients:
+        helper = native.library()
+        for module in (gradients, tensors, tables):
+            module.choose_way(helper)
 
 
 class Session:
     """The tools that one thread has started, in order."""
 
     def __init__(self) -> None:
+        self._thread = threading.current_thread()
         self._tools: list[AnyWatcher] = []
         self._mode: Mode | None = None
+        self._is_stale = False  # a tool was started or stopped, or a step begun, where the mode could not be changed
         self.plans: dict[Any, Plan | None] = {}
 
     def add(self, tool: AnyWatcher) -> None:
-        if tool.watches_gradients:
-            helper = native.library()
-            for module in (gradients, tensors, tables):
-                module.choose_way(helper)
+        make_ready(tool)
         self._tools.append(tool)
         self._refresh()
 
@@ -79,25 +63,19 @@ class Session:
             self._tools.remove(tool)
         self._refresh()
 
-    def step_began(self, number: int) -> None:
-        for tool in self._tools:
-            with_modes_aside(tool.step_began, number)
+    def step_began(self) -> None:
         if any(tool.steps is not None for tool in self._tools):
             self._refresh()
 
-    def stop_all(self) -> None:
-        for tool in reversed(self._tools[:]):
-            tool.stop()
-
-    def abandon(self) -> None:
-        """In a forked child: the parent's tools, files and threads are not ours."""
-        for tool in self._tools:
-            tool.abandon()
-        self._tools.clear()
-        self._refresh()
-
     def _refresh(self) -> None:
+        """Puts the mode on the stack, or takes it off. Each thread has its own stack, which no other can change."""
         self.plans.clear()
+        is_own = self._is_this_threads()
+        self._is_stale = self._thread.is_alive() and (not is_own or self._is_mode_in_use())
+        if self._is_stale:  # the next op in this session's thread sees to it, or the end of the one that is running
+            if is_own:
+                _soon(self._catch_up)
+            return
         awake = bool(self._awake())
         if awake and self._mode is None:
             self._mode = Mode(self)
@@ -110,13 +88,31 @@ class Session:
             autograd_functions.leave(self)
             optimizers.loud(self)
             graphs.leave(self)
-            _take_off_the_stack(mode)
+            if is_own:
+                _take_off_the_stack(mode)
+
+    def _is_this_threads(self) -> bool:
+        return getattr(_local, "session", None) is self
+
+    def _is_mode_in_use(self) -> bool:
+        """True inside an op or a backward pass: torch holds the mode then, and puts it back on the stack afterwards."""
+        return self._mode is not None and (self._mode not in _stack() or autograd_functions.passes_running() > 0)
 
     def _awake(self) -> list[AnyWatcher]:
-        return [tool for tool in self._tools if tool.steps is None or STEPS.current in tool.steps]
+        return [tool for tool in self._tools if tool.is_awake()]
+
+    def _catch_up(self) -> bool:
+        """Does what another thread could not, or what could not be done inside an op."""
+        if self._is_mode_in_use():
+            return False
+        self._refresh()
+        termination.finish()
+        return True
 
     def decide(self, func: Any, name: str | None = None, inside_mode: bool = False) -> Plan | None:
         """What to do about calls of `func`: None is nothing. `inside_mode`: ops that it calls are seen, too."""
+        if self._is_stale and self._is_this_threads():
+            _soon(self._catch_up)
         if len(self.plans) > MAX_PLANS:
             self.plans.clear()
         name = name or op_name(func)
@@ -186,7 +182,7 @@ def _take_off_the_stack(mode: Mode) -> None:
 
 def _taken_off() -> list[Any]:
     """Every mode, the topmost first."""
-    return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    return [torch._C._pop_torch_function_stack() for _ in _stack()]
 
 
 def _put_on(modes: list[Any]) -> None:
@@ -194,20 +190,15 @@ def _put_on(modes: list[Any]) -> None:
         torch._C._push_on_torch_function_stack(mode)
 
 
-def stop_everything() -> None:
-    """Stops every tool of every thread, at the end of the program."""
-    for session in list(_sessions):
-        session.stop_all()
-    while _end_listeners:
-        _end_listeners.pop()()
+def _stack() -> list[Any]:
+    return [torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack())]
 
 
-def _abandon_everything() -> None:
-    for session in list(_sessions):
-        session.abandon()
-    _step_listeners.clear()
-    _end_listeners.clear()
+def _soon(finish: Callable[[], bool]) -> None:
+    """Calls `finish` in this thread until it returns True, beginning before the next line of the program is run.
 
-
-atexit.register(stop_everything)
-os.register_at_fork(after_in_child=_abandon_everything)
+    Torch puts a mode back on the stack when it has seen an op, and tells nobody. Python's hook for profilers, set for
+    that moment, does; where a profiler uses it, this is left for later.
+    """
+    if sys.getprofile() is None:
+        sys.setprofile(lambda frame, event, argument: sys.setprofile(None) if finish() else None)

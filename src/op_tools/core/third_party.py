@@ -9,9 +9,10 @@ import types
 from typing import Any, Callable
 
 from op_tools.core import dynamo
-from op_tools.core.call import STEPS
 from op_tools.core.plan import Plan
 from op_tools.core.route import through_tools
+from op_tools.core.session import make_ready
+from op_tools.core.steps import STEPS
 from op_tools.core.watcher import AnyWatcher
 from op_tools.output import messages
 
@@ -22,25 +23,24 @@ _wrapped: dict[str, WrappedFunction] = {}
 class WrappedFunction:
     """One function of a third party, and the tools that its calls go through, in every thread."""
 
-    def __init__(self, name: str, owner: Any, attribute: str) -> None:
+    def __init__(self, name: str, owner: Any, attribute: str, lists: list[Any]) -> None:
         self.name = name
+        self._lists = lists  # that hold the function, and nobody calls it through them
+        self._owner, self._attribute = owner, attribute
         self._original = owner.__dict__[attribute] if attribute in getattr(owner, "__dict__", {}) else None
         self._function: Callable[..., Any] = getattr(owner, attribute)
         self._tools: list[AnyWatcher] = []
         self._plans: dict[Any, Plan | None] = {}
         self._replaced: list[tuple[Any, str, Any]] = []
-        stand_in = self._stand_in()
-        if isinstance(self._original, (staticmethod, classmethod)):
-            stand_in = staticmethod(stand_in)
-        self._replace(owner, attribute, stand_in)
-        self._replace_in_modules(stand_in)
-        self._name_what_is_out_of_reach()
 
     # a tool takes this for its session
 
     def add(self, tool: AnyWatcher) -> None:
+        make_ready(tool)
         self._tools.append(tool)
         self._plans.clear()
+        if not self._replaced:
+            self._put_in_place()
 
     def remove(self, tool: AnyWatcher) -> None:
         if tool in self._tools:
@@ -48,6 +48,18 @@ class WrappedFunction:
         self._plans.clear()
         if not self._tools:
             self._put_back()
+
+    def step_began(self) -> None:
+        """Plans are kept by step already."""
+
+    def _put_in_place(self) -> None:
+        _wrapped[self.name] = self
+        stand_in = self._stand_in()
+        if isinstance(self._original, (staticmethod, classmethod)):
+            stand_in = staticmethod(stand_in)
+        self._replace(self._owner, self._attribute, stand_in)
+        self._replace_in_modules(stand_in)
+        self._name_what_is_out_of_reach()
 
     def _stand_in(self) -> Any:
         function = self._function
@@ -58,7 +70,7 @@ class WrappedFunction:
             plan = self._plans.get(STEPS.current)
             if plan is None:
                 self._plans.clear()
-                awake = [tool for tool in self._tools if tool.steps is None or STEPS.current in tool.steps]
+                awake = [tool for tool in self._tools if tool.is_awake()]
                 plan = self._plans[STEPS.current] = Plan(STEPS.current, self.name, awake, inside_mode=True)
             if not plan.watchers and not plan.changers:
                 return function(*args, **kwargs)
@@ -85,13 +97,14 @@ class WrappedFunction:
         """Names in modules were replaced; a default argument, a closure or a list that holds the function was not."""
         if isinstance(self._function, (types.MethodType, types.BuiltinMethodType)):
             return  # made anew at each look-up
-        ours = (self.__dict__, self._replaced)
+        ours = (self.__dict__, self._replaced, *self._lists)
         holders = [
             holder
             for holder in gc.get_referrers(self._function)
             if isinstance(holder, (list, tuple, dict, types.CellType)) and not any(holder is own for own in ours)
         ]
         others = [holder for holder in holders if not _is_own(holder, self)]
+        self._lists = []
         if others:
             kinds = ", ".join(sorted({type(holder).__name__ for holder in others}))
             messages.say_once(
@@ -122,8 +135,6 @@ def _is_own(holder: Any, wrapped: WrappedFunction) -> bool:
     )
 
 
-def wrapped_function(name: str, owner: Any, attribute: str) -> WrappedFunction:
-    """What stands in for `owner.attribute`; made at the first call, and undone when its last tool stops."""
-    if name not in _wrapped:
-        _wrapped[name] = WrappedFunction(name, owner, attribute)
-    return _wrapped[name]
+def wrapped_function(name: str, owner: Any, attribute: str, lists: list[Any]) -> WrappedFunction:
+    """What stands in for `owner.attribute`, from its first tool's start to its last one's stop."""
+    return _wrapped.get(name) or WrappedFunction(name, owner, attribute, lists)

@@ -8,6 +8,7 @@ from typing import Any, Callable, ClassVar, Generic, TypeVar
 
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
+from op_tools.core.steps import STEPS
 from op_tools.ops.selection import Selection
 
 State = TypeVar("State")  # what `before` hands to `after`
@@ -33,6 +34,8 @@ class Watcher(Generic[State, Kept]):
     verbose = 1
     print_stack = False
     active = False  # between start and stop
+    was_awake = False  # at some step since its start
+    names_skipped_ops = True  # `skip OpCaptureHook on torch.Tensor.add`
 
     def started(self) -> None:
         """Called by `start`: reads further settings, opens files."""
@@ -41,7 +44,13 @@ class Watcher(Generic[State, Kept]):
         """Called by `stop`: shows the summary, closes files."""
 
     def step_began(self, step: int) -> None:
-        """Called by op_tools.step()."""
+        """Called when a training step begins."""
+
+    def is_awake(self) -> bool:
+        """Whether the current step is one of those to look at."""
+        awake = self.steps is None or STEPS.current in self.steps
+        self.was_awake = self.was_awake or awake
+        return awake
 
     def before(self, call: OpCall) -> State:
         """Called before the op runs; what it returns is handed to `after` or `failed`."""

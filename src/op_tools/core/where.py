@@ -63,6 +63,7 @@ class Where:
         if known is None or known[0] is not self._code:
             file, number = self._code.co_filename, self.line_number()
             text = f"{file}:{number} {self._code.co_name}: {linecache.getline(file, number).strip()}"
+            text = text.encode(errors="backslashreplace").decode()  # a path may hold bytes that are no characters
             if len(_lines) >= MAX_LINES:
                 _lines.clear()
             known = _lines[key] = (self._code, text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import re
 import sys
 from typing import Any
 
@@ -58,6 +59,20 @@ def torch_op(name: str, trusted: tuple[str, ...] = ()) -> Any:
     return function
 
 
+_HOMES = ("torch.", "aten.", "F.", "nn.", "Tensor.")  # names below these can only be torch's
+
+
+def reason_for_no_op(entry: str) -> str | None:
+    """For an entry of a list: why no op can ever match it, with a suggestion. None where one may."""
+    is_name = re.fullmatch(r"[\w.]+", entry)
+    if not is_name or ("." in entry and not entry.startswith(_HOMES)):
+        return None  # a pattern, or a function of somebody else's
+    owner: Any = torch if entry.startswith("torch.") else None
+    for part in entry.split(".")[1:] if owner is not None else ():
+        owner = getattr(owner, part, None)
+    return None if owner is not None or _registered(entry) is not None else _suggestion(entry)
+
+
 @functools.lru_cache(maxsize=1)
 def _torchs_own() -> dict[str, Any]:
     functions = [function for group in get_overridable_functions().values() for function in group]
@@ -86,6 +101,9 @@ def _imported(module: str) -> Any:
 
 
 def _suggestion(name: str) -> str:
-    close = difflib.get_close_matches(name, _torchs_own(), n=3)
+    ending = f".{name.rpartition('.')[2]}"
+    close = [known for known in _torchs_own() if known.endswith(ending)] or difflib.get_close_matches(
+        name, _torchs_own(), n=3
+    )
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
     return f"{hint} Names are full: torch.Tensor.add, torch.nn.functional.linear, my_package.my_function"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Callable, Union
 
 from op_tools.errors import SettingError
+from op_tools.ops.lookup import reason_for_no_op
 from op_tools.ops.names import op_name
 from op_tools.output import messages
 
@@ -18,6 +19,7 @@ class Selection:
     """Names that are meant, and names that are not. The second list wins; without the first, every op is meant."""
 
     def __init__(self, ops: list[str] | None, skip: list[str], source: str) -> None:
+        self._source = source  # of both lists, for messages
         self._only = None if ops is None else _Names(ops, source)
         self._skip = _Names(skip, source)
         self._reason: Callable[[str, bool], str | None] = lambda name, is_spelt_out: None
@@ -50,6 +52,14 @@ class Selection:
     def unmatched(self) -> list[str]:
         """Entries of the list that no op had until now: misspelt, or never called."""
         return [] if self._only is None else self._only.unmatched()
+
+    def doubts(self) -> list[str]:
+        """What is wrong with the lists by the looks of them, before any op was called."""
+        if self._only is not None and not self._only.unmatched():
+            return [f"its list of ops is empty ({self._source}) and selects nothing; leave it unset to select every op"]
+        entries = [*self._skip.unmatched(), *(self._only.unmatched() if self._only is not None else ())]
+        found = [(entry, reason_for_no_op(entry)) for entry in entries]
+        return [f"no op is called {entry} ({self._source}){reason}" for entry, reason in found if reason is not None]
 
 
 class _Names:
@@ -100,6 +110,8 @@ def _from_argument(ops: Ops) -> list[str]:
         return split(ops)
     if callable(ops):
         return [op_name(ops)]
+    if not isinstance(ops, Iterable):
+        raise SettingError(f"{ops!r} is no list of ops: give full names, such as 'torch.Tensor.add', or functions")
     names = []
     for op in ops:
         if not isinstance(op, str) and not callable(op):

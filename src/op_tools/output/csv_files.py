@@ -81,7 +81,7 @@ def _row(row: Sequence[Any] | str | bytes) -> bytes:
     if isinstance(row, bytes):
         return row
     if isinstance(row, str):
-        return f"{row}\r\n".encode()
+        return f"{row}\r\n".encode(errors="backslashreplace")
     text = io.StringIO()
     csv.writer(text).writerow(row)
-    return text.getvalue().encode()
+    return text.getvalue().encode(errors="backslashreplace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from typing import TextIO
 
 from op_tools import settings
 
@@ -20,7 +21,7 @@ def say(text: str) -> None:
 def say_lines(text: str) -> None:
     """What has the end of its last line already."""
     try:
-        sys.stdout.write(text)
+        _write(sys.stdout, text)
     except (OSError, ValueError, AttributeError) as error:  # a closed pipe, a full disk, no terminal
         complain_once("say", text=f"what the tools say cannot be printed ({error}); training goes on")
 
@@ -28,7 +29,16 @@ def say_lines(text: str) -> None:
 def complain(text: str) -> None:
     """An error of a tool: it is shown at every verbosity, and training goes on."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"op_tools: {text}\n")
+        _write(sys.stderr, f"op_tools: {text}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Characters that the stream's encoding does not have are written as \\u2026: none is worth a summary."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError as error:
+        encoding = stream.encoding or error.encoding
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def in_short(error: BaseException) -> str:

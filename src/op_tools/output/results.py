@@ -35,10 +35,14 @@ class Results(Sequence[Row]):
         self.tool = tool
         self.columns = tuple(columns)
         self.calls = calls
-        self.not_looked_at = [{"what": what, "calls": count, "reason": reason} for what, count, reason in not_looked_at]
+        self.not_looked_at: list[Row] = []
+        self.add_not_looked_at(not_looked_at)
         self.files = list(files)
         self.facts = facts
         self._rows: list[Row] = [dict(zip(self.columns, row)) for row in rows]
+
+    def add_not_looked_at(self, rows: Iterable[tuple[str, int, str]]) -> None:
+        self.not_looked_at += [{"what": what, "calls": count, "reason": reason} for what, count, reason in rows]
 
     @overload
     def __getitem__(self, index: int) -> Row: ...

@@ -62,7 +62,11 @@ _FROM_BETWEEN = "it arose where gradients are summed up, in an op that is not wa
 
 
 class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
-    """Finds the first NaN or Inf, forward or backward. The action is continue, stop (raise OverflowFound) or dump."""
+    """Finds the first NaN or Inf, forward or backward.
+
+    `action`: what it does beside reporting: continue, stop (raise OverflowFound) or dump (save the op's inputs), as
+    OP_OVERFLOW_CHECK_ACTION does.
+    """
 
     hook = "OpOverflowCheckHook"
     prefix = "OP_OVERFLOW_CHECK"
@@ -96,8 +100,7 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
 
     def started(self) -> None:
         self._reset()
-        setting, given = settings.OVERFLOW_ACTION, self._wanted_action
-        self._action = setting.get() if given is None else settings.parse("action", given, setting.parse, setting.help)
+        self._action = settings.argument("action", self._wanted_action, settings.OVERFLOW_ACTION)
         if self.verbose == 2:
             self._checks = Checks(self._judge, self._show_call, 1, patient=True)
         else:

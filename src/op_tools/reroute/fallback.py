@@ -65,7 +65,7 @@ class OpFallback(Tool[None, None]):
         self._fallen: dict[str, _Fallen] = {}
 
     def started(self) -> None:
-        self._auto = settings.FALLBACK_AUTO.get() if self._auto_argument is None else self._auto_argument
+        self._auto = settings.argument("auto", self._auto_argument, settings.FALLBACK_AUTO)
         self._not_on_device, self._not_on_cpu, self._fallen = {}, set(), {}
         self.selection.leave_alone("OpFallback", _reason_to_stay)
 

@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from op_tools.core.call import STEPS
+from op_tools.core.choices import this_rank, world_size
 from op_tools.core.modes import with_modes_aside
-from op_tools.core.tool import AnyTool, this_rank
+from op_tools.core.steps import STEPS
+from op_tools.core.tool import AnyTool
 from op_tools.output import messages
 
 SCHEMA = "ditorch.process/1"
@@ -48,7 +49,7 @@ class Record:
     def _write(self, ended: float | None) -> None:
         self._written = time.monotonic()
         results = [tool.results for tool in self._tools]
-        if not any(found.calls for found in results):
+        if not any(found.calls for found in results) and not STEPS.ended_by_optimizers:
             return  # a process that only helps, such as a launcher or a loader of data
         found = {**self._facts(ended), "tools": [_plain(one.as_dictionary(_MAX_ROWS)) for one in results]}
         path = self._folder / f"{socket.gethostname()}-rank{this_rank()}-pid{os.getpid()}.json"
@@ -67,7 +68,7 @@ class Record:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "rank": this_rank(),
-            "world_size": _world_size(),
+            "world_size": world_size(),
             "arguments": sys.argv,
             "started": self._started,
             "ended": ended,
@@ -77,13 +78,6 @@ class Record:
             "device": {**self._device, **_device()},
             "seed": torch.initial_seed(),
         }
-
-
-def _world_size() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    size = os.environ.get("WORLD_SIZE", "1")
-    return int(size) if size.isdigit() else 1
 
 
 def _device() -> dict[str, Any]:

@@ -7,7 +7,8 @@ import os
 from op_tools import settings
 from op_tools.autocompare.tool import OpAutoCompare
 from op_tools.capture.tool import OpCapture
-from op_tools.core.session import tell
+from op_tools.core import spelling
+from op_tools.core.running import tell
 from op_tools.core.tool import AnyTool
 from op_tools.observe import OpObserve
 from op_tools.overflow.tool import OpOverflowCheck
@@ -33,7 +34,10 @@ def start(backend: str, command: str | None) -> None:
     tools = []
     for name in settings.TOOLS.get():
         # the summary says it all; what OpObserve prints is its purpose
-        tools.append(_TOOLS[name](verbose=0 if is_quiet and name != "observe" else None).start())
+        tool = _TOOLS[name](verbose=0 if is_quiet and name != "observe" else None).start()
+        if is_quiet and name != "observe":  # else it has done so itself
+            spelling.check(type(tool).__name__, tool.selection, [one.prefix for one in _TOOLS.values()])
+        tools.append(tool)
     if tools:
         record = Record(tools, settings.OUT.get(), backend, command)
         tell(record.step_began, record.end)

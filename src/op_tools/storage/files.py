@@ -46,8 +46,12 @@ def _make(folder: str) -> None:
     except FileExistsError:
         pass
     except FileNotFoundError:
-        _make(os.path.dirname(folder))
-        _make(folder)
+        parent = os.path.dirname(folder)
+        if not parent or os.path.isdir(parent):
+            raise  # /proc and the like: there, nothing can be made
+        _make(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
 
 
 def write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:

@@ -76,7 +76,7 @@ class Pack:
 
     def describe(self, description: dict[str, Any]) -> None:
         """The next description; they are numbered from 0."""
-        self._append(_DESCRIPTION, json.dumps(description, ensure_ascii=False).encode())
+        self._append(_DESCRIPTION, json.dumps(description, ensure_ascii=False).encode(errors="backslashreplace"))
 
     def add(self, lines: Tensor) -> None:
         """Lines of eight integers, and of floating-point numbers whose bits are given as integers."""

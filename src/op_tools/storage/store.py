@@ -85,7 +85,9 @@ class Files:
         args, kwargs = encoding.for_disk(content.taken.value)
         value = {"name": content.name, "args": args, "kwargs": kwargs, "identifier": content.identifier}
         archive = Archive(value)
-        files.put(f"{path}.json", [_described(content).encode()])  # first, so that no .pth is without it
+        files.put(
+            f"{path}.json", [_described(content).encode(errors="backslashreplace")]
+        )  # first, so that no .pth is without it
         # all but the identifier, which is last
         described = archive.pickle[: archive.pickle.rfind(content.identifier.encode()) - 5]
         key = (hashlib.blake2b(described, digest_size=16).digest(), *archive.checksums)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Callable
 
 from op_tools.core import route, where
-from op_tools.core.call import STEPS, OpCall, ids
+from op_tools.core.call import OpCall, ids
+from op_tools.core.steps import STEPS
 from op_tools.output.writer import Writer
 from op_tools.timing import ledger, signature
 from op_tools.timing.ledger import Book, Total

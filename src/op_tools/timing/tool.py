@@ -32,7 +32,10 @@ from op_tools.values import trees
 
 
 class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Span]):
-    """Measures forward and backward time of every op call: a summary, a table on disk, and a trace for Perfetto."""
+    """Measures forward and backward time of every op call: a summary, a table on disk, and a trace for Perfetto.
+
+    `trace_events`: how many events the trace may hold, 0 for no trace (OP_TIME_MEASURE_TRACE_EVENTS).
+    """
 
     hook = "OpTimeMeasureHook"
     prefix = "OP_TIME_MEASURE"

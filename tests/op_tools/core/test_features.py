@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
 import op_tools
-from op_tools.errors import UnknownOpError
+from op_tools.errors import SettingError, UnknownOpError
 
 FEATURES = "fallback, cast_dtype, op_capture, autocompare, dump_op_args, measure_op_time, overflow_check"
 
@@ -134,6 +136,53 @@ def test_a_condition_that_raises_is_named_and_the_op_runs(feature, device, capsy
     assert "forward_id" not in captured.out
 
 
+@pytest.mark.parametrize("condition", [True, "a.dtype == torch.float16", 1])
+def test_a_condition_that_cannot_be_called_is_an_error_at_once(third_party, condition):
+    package, _ = third_party
+    original = package.fused
+    with pytest.raises(SettingError, match=r"the condition .* cannot be called: give a function of the op's own"):
+        op_tools.apply_feature(["torch.add", "third_party_package.fused"], "dump_op_args", condition)
+    assert package.fused is original
+
+
+def test_nested_lists(feature, device, capsys, third_party):
+    package, _ = third_party
+    feature([["torch.add", (torch.mul,)], {"third_party_package.fused"}], "dump_op_args")
+    x = torch.ones(3, device=device)
+    torch.add(x, x)
+    torch.mul(x, x)
+    package.fused(x)
+    assert tables(capsys) == 3
+
+
+@pytest.mark.parametrize("op", [5, None, [["torch.add"], 5], ["torch.add", None]])
+def test_what_is_no_op_is_an_error(op):
+    with pytest.raises(UnknownOpError, match=r"(5|None) is no op"):
+        op_tools.apply_feature(op, "dump_op_args")
+
+
+def test_a_module_of_torch_is_all_of_its_ops(feature, device, capsys):
+    feature(functional, "dump_op_args")
+    x = torch.ones(3, 3, device=device)
+    functional.relu(x)
+    functional.linear(x, x)
+    torch.add(x, x)
+    assert tables(capsys) == 2
+
+
+def test_ops_that_nobody_asked_about_have_no_line(feature, device, capsys):
+    feature("torch.add", "dump_op_args")
+    torch.mul(torch.ones(3, device=device), 2)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_op_that_was_never_called_is_named(feature, device, capsys, third_party):
+    handle = feature(["torch.add", "third_party_package.fused"], "dump_op_args")
+    torch.add(torch.ones(3, device=device), 1)
+    handle.remove()
+    assert capsys.readouterr().err == "op_tools: OpObserve: no op that was called matches third_party_package.fused\n"
+
+
 def test_features_compose_on_one_op(feature, device, capsys):
     feature("torch.mul", "fallback")
     feature("torch.mul", "dump_op_args")
@@ -148,7 +197,88 @@ def test_features_compose_on_one_op(feature, device, capsys):
         assert f"apply {hook} on torch.mul" in text
 
 
+THIRD_PARTY = """
+    import sys
+    import types
+    import torch
+    from ditorch import sim
+    sim.start()
+    import op_tools
+
+    package = sys.modules["flashy"] = types.ModuleType("flashy")
+    package.torch = torch
+    exec("def swiglu(a, b):\\n return torch.nn.functional.silu(a) * b", vars(package))
+    exec("def reciprocal(a):\\n return 1 / a", vars(package))
+    x = torch.ones(8, device="sim", requires_grad=True)
+    op_tools.apply_feature(package, sys.argv[1])
+    package.swiglu(x, x).sum().backward()
+    package.reciprocal(x.detach() - 1)
+"""
+
+
 class TestThirdParties:
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("measure_op_time", "op elasped info saved to"),
+            ("autocompare", "OpAutoCompare: 3 calls"),
+            ("overflow_check", "flashy.reciprocal made Inf out of finite inputs"),
+            ("op_capture", "OpCapture: 6 files of 2 calls"),
+            ("fallback", "| calls on the CPU |"),
+        ],
+    )
+    def test_results_are_written_at_the_end_of_the_program(self, run_python, name, said):
+        done = run_python(THIRD_PARTY, name)
+        assert said in done.stdout
+        assert done.stderr == ""
+
+    @pytest.mark.usefixtures("way")
+    def test_measure_op_time_times_backward(self, feature, device, capsys, third_party):
+        package, _ = third_party
+        handle = feature("third_party_package.fused", "measure_op_time")
+        x = torch.ones(64, 64, device=device, requires_grad=True)
+        package.fused(x).sum().backward()
+        handle.remove()
+        assert capsys.readouterr().err == ""
+        (file,) = Path().rglob("op_elasped_info_*.csv")
+        (row,) = csv.DictReader(file.read_text().splitlines())
+        assert row["name"] == "third_party_package.fused"
+        assert float(row["backward_elasped"]) > 0
+
+    def test_several_functions_have_one_summary(self, feature, device, capsys, third_party):
+        package, _ = third_party
+        exec("def other(x):\n    return x + 1\n", vars(package))  # noqa: S102
+        handle = feature(package, "measure_op_time")
+        x = torch.ones(3, device=device)
+        package.fused(x)
+        package.other(x)
+        torch.add(x, x)
+        handle.remove()
+        captured = capsys.readouterr()
+        assert captured.out.count("op elasped info saved to") == 1
+        assert captured.out.count("| third_party_package.") == 2
+        assert captured.err == ""
+        assert "torch.add" not in captured.out
+
+    def test_a_module_without_functions_of_its_own_is_an_error(self):
+        empty = types.ModuleType("empty_package")
+        empty.add = torch.add
+        with pytest.raises(UnknownOpError, match="the module empty_package has no ops"):
+            op_tools.apply_feature(empty, "dump_op_args")
+
+    def test_tools_are_told_of_steps(self, feature, device, capsys, third_party):
+        package, _ = third_party
+        feature("third_party_package.fused", "overflow_check")
+        package.fused(torch.full((3,), float("nan"), device=device))
+        torch.zeros(1, device=device).item()
+        op_tools.step()
+        assert "was given NaN" in capsys.readouterr().out
+
+    def test_a_list_of_functions_is_no_other_holder(self, feature, third_party, capsys):
+        package, _ = third_party
+        feature([package.fused], "dump_op_args")
+        assert capsys.readouterr().out == ""
+
     def test_a_function_of_a_third_party(self, feature, device, capsys, third_party):
         package, _ = third_party
         handle = feature("third_party_package.fused", "dump_op_args")

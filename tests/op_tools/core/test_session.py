@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
+import sys
 import threading
 
 import pytest
@@ -170,6 +173,12 @@ def test_nothing_is_said_at_verbose_0(device, capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
 class TestStartAndStop:
     def test_stop_in_the_order_of_start(self, device):
         x = torch.ones(3, device=device)
@@ -203,6 +212,80 @@ class TestStartAndStop:
         recorder.stop()
         recorder.stop()
         assert recorder.names == ["torch.ones", "torch.Tensor.exp"]
+
+    def test_stop_in_another_thread(self, device):
+        """Only the tool's own thread can take its mode off; it does so at its next op."""
+        x = torch.ones(3, device=device)
+        recorder = Recorder().start()
+        x.exp()
+        in_thread(recorder.stop)
+        assert not recorder.active
+        x.sin()
+        assert torch._C._len_torch_function_stack() == 0
+        assert sys.getprofile() is None
+        x.cos()
+        assert recorder.names == ["torch.Tensor.exp"]
+
+    def test_stop_in_another_thread_during_backward(self, device):
+        recorder = Recorder()
+
+        class Stopping(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, gradient):
+                in_thread(recorder.stop)
+                return gradient * 2
+
+        for where in ("cpu", device):
+            recorder.start()
+            x = torch.ones(3, device=where, requires_grad=True)
+            Stopping.apply(x).sum().backward()
+            assert torch.equal(x.grad.cpu(), torch.full((3,), 2.0))
+            x.detach().sin()
+            assert torch._C._len_torch_function_stack() == 0
+
+    def test_stop_in_another_thread_under_a_mode_of_the_program(self, device):
+        x = torch.ones(3, device=device)
+        recorder = Recorder().start()
+        with torch.device("cpu"):
+            in_thread(recorder.stop)
+            x.sin()
+            assert torch._C._len_torch_function_stack() == 1
+        assert torch._C._len_torch_function_stack() == 0
+
+    def test_stop_in_another_thread_while_a_profiler_is_at_work(self, device):
+        """Its hook is not ours to take; another tool's start and stop take the mode off."""
+        x = torch.ones(3, device=device)
+        recorder = Recorder().start()
+        in_thread(recorder.stop)
+        events = []
+        sys.setprofile(lambda *event: events.append(event))
+        try:
+            x.sin()
+        finally:
+            sys.setprofile(None)
+        assert events
+        with Recorder():
+            pass
+        assert torch._C._len_torch_function_stack() == 0
+
+    def test_a_thread_that_ended_with_its_tool_on(self, device):
+        recorder = Recorder()
+        in_thread(recorder.start)
+        recorder.stop()
+        assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
+
+    def test_a_step_begun_in_another_thread(self, device):
+        x = torch.ones(3, device=device)
+        with Recorder(steps="0") as recorder:
+            x.exp()
+            in_thread(op_tools.step)
+            x.sin()
+            assert torch._C._len_torch_function_stack() == 0
+        assert recorder.names == ["torch.Tensor.exp"]
 
     def test_other_modes_keep_their_place(self, device):
         recorder = Recorder()
@@ -280,7 +363,7 @@ class TestSelection:
         assert "no op that was called matches torch.Tensor.ad in its list" in capsys.readouterr().err
 
     def test_steps_limit_a_tool(self, device):
-        from op_tools.core.call import STEPS
+        from op_tools.core.steps import STEPS
 
         x = torch.ones(3, device=device)
         first = STEPS.current + 1
@@ -296,7 +379,7 @@ class TestSelection:
         assert depths == [0, 1, 1, 0], "outside of its steps a tool costs nothing"
 
     def test_steps_from_the_environment(self, device, monkeypatch):
-        from op_tools.core.call import STEPS
+        from op_tools.core.steps import STEPS
 
         monkeypatch.setenv("OP_TOOLS_STEPS", f"{STEPS.current + 1}-")
         with Recorder() as recorder:
@@ -330,6 +413,76 @@ class TestSelection:
             Recorder().start()
         assert variable in str(error.value)
         assert value in str(error.value)
+
+
+class TestDecorator:
+    def test_each_call_is_watched(self, device):
+        recorder = Recorder()
+
+        @recorder
+        def work(x, factor=2):
+            """Doubles."""
+            return x * factor
+
+        x = torch.ones(3, device=device)
+        assert torch.equal(work(x, factor=3).cpu(), torch.full((3,), 3.0))
+        assert recorder.names == ["torch.Tensor.mul"]
+        assert not recorder.active
+        x + 1
+        work(x)
+        assert recorder.names == ["torch.Tensor.mul"]
+        assert (work.__name__, work.__doc__) == ("work", "Doubles.")
+
+    def test_a_function_that_calls_itself_is_watched_to_its_end(self, device):
+        recorder = Recorder()
+
+        @recorder
+        def work(x, depth):
+            return work(x * 2, depth - 1) + 1 if depth else x
+
+        work(torch.ones(3, device=device), 2)
+        assert recorder.names == ["torch.Tensor.mul"] * 2 + ["torch.Tensor.add"] * 2
+
+    def test_an_error_ends_watching(self, device):
+        @Recorder()
+        def work():
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            work()
+        assert torch._C._len_torch_function_stack() == 0
+
+    @pytest.mark.parametrize("tool", [getattr(op_tools, name) for name in op_tools.__all__ if name.startswith("Op")])
+    def test_every_tool_is_one(self, device, tool):
+        work = tool(verbose=0)(lambda x: x * 2)
+        assert torch.equal(work(torch.ones(3, device=device)).cpu(), torch.full((3,), 2.0))
+
+
+class TestHelp:
+    COMMON = ("ops", "skip", "out", "steps", "ranks", "verbose", "condition")
+
+    @pytest.mark.parametrize(
+        ("name", "own"),
+        [
+            ("OpAutoCompare", ("reference", "once", "every", "worker", "memory", "fail")),
+            ("OpCapture", ("mode", "memory")),
+            ("OpDtypeCast", ("casts",)),
+            ("OpFallback", ("auto",)),
+            ("OpObserve", ()),
+            ("OpOverflowCheck", ("action",)),
+            ("OpTimeMeasure", ("trace_events",)),
+        ],
+    )
+    def test_help_tells_every_argument_and_what_it_means(self, name, own):
+        tool = getattr(op_tools, name)
+        text = pydoc.plain(pydoc.render_doc(tool))
+        signature = next(line for line in text.splitlines() if f"{name}(*" in line)
+        assert tuple(inspect.signature(tool).parameters) == (*own, *self.COMMON)
+        for argument in (*own, *self.COMMON):
+            assert f"{argument}: " in signature, signature
+            assert f"`{argument}`" in tool.__doc__ or f"    {argument} " in tool.__doc__
+        assert "the training steps to look at" in text
+        assert "arguments" not in signature
 
 
 class Failing(Tool):

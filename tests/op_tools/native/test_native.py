@@ -14,6 +14,8 @@ from op_tools import native
 from op_tools.timing import signature
 from op_tools.values import tensors
 
+from ..recorder import Recorder
+
 PROGRAM = """
     import sys
     import torch
@@ -65,7 +67,7 @@ def test_threads_that_run_backward_at_once(device):
     """Each over a graph of its own, with what the hooks see counted."""
     seen = []
 
-    class Counter(op_tools.OpObserve):
+    class Counter(Recorder):
         def flowed(self, call, state, gradients):
             seen.append(call.name)
 

@@ -27,7 +27,7 @@ import op_tools
 from ditorch.demo import GPT, batches
 from ditorch.sim import faults
 from op_tools.core import graphs
-from op_tools.core.call import STEPS
+from op_tools.core.steps import STEPS
 from op_tools.device import queues
 from op_tools.errors import SettingError
 from op_tools.timing import ledger, signature

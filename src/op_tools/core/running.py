@@ -1,0 +1,122 @@
+"""The tools that are at work in this process: each hears of every step, and all are stopped when the program ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import Callable, Protocol
+
+from op_tools.core import termination
+from op_tools.core.modes import with_modes_aside
+from op_tools.core.steps import STEPS, OptimizerSteps
+from op_tools.core.watcher import AnyWatcher
+from op_tools.errors import StopTraining
+from op_tools.output import messages
+
+
+class Watched(Protocol):
+    """What a tool joins: a session, or a function of a third party."""
+
+    def add(self, tool: AnyWatcher) -> None: ...
+
+    def remove(self, tool: AnyWatcher) -> None: ...
+
+    def step_began(self) -> None: ...
+
+
+_running: list[tuple[AnyWatcher, Watched]] = []  # in the order of their start
+_optimizer_steps: OptimizerSteps | None = None
+_step_listeners: list[Callable[[int], None]] = []
+_end_listeners: list[Callable[[], None]] = []
+_lock = threading.RLock()
+
+
+def tell(when_step_begins: Callable[[int], None], when_all_has_stopped: Callable[[], None]) -> None:
+    """Has these called, for who keeps a record of the process."""
+    _step_listeners.append(when_step_begins)
+    _end_listeners.append(when_all_has_stopped)
+
+
+def add(tool: AnyWatcher, watched: Watched) -> None:
+    """The tool is at work from now on."""
+    global _optimizer_steps
+    with _lock:
+        tool.is_awake()
+        watched.add(tool)
+        _running.append((tool, watched))
+        if _optimizer_steps is None:
+            _optimizer_steps = OptimizerSteps(_step_began)
+        termination.watch(stop_everything)
+
+
+def remove(tool: AnyWatcher, watched: Watched) -> None:
+    """It is not any more. The last one leaves the process as it was."""
+    global _optimizer_steps
+    with _lock:
+        if (tool, watched) in _running:
+            _running.remove((tool, watched))
+        watched.remove(tool)
+        if not _running:
+            if _optimizer_steps is not None:
+                _optimizer_steps.close()
+                _optimizer_steps = None
+            termination.leave()
+
+
+def step() -> int:
+    """Marks the beginning of the next training step, for tools limited to some steps and for reports by step.
+
+    Without it, steps are counted at the end of each optimizer step.
+    """
+    number = STEPS.advance()
+    _step_began(number)
+    return number
+
+
+def _step_began(number: int) -> None:
+    for tool, _ in _running[:]:
+        tool.is_awake()
+        try:
+            with_modes_aside(tool.step_began, number)
+        except StopTraining:
+            raise
+        except Exception as error:  # noqa: BLE001  a tool's own failure never ends the user's run
+            reason = messages.in_short(error)
+            messages.complain_once("step", tool.hook, text=f"{type(tool).__name__} could not begin a step: {reason}")
+    for watched in {id(watched): watched for _, watched in _running[:]}.values():
+        watched.step_began()
+    for listener in _step_listeners:
+        listener(number)
+
+
+def stop_everything() -> None:
+    """Stops every tool of every thread, at the end of the program."""
+    for tool, _ in reversed(_running[:]):
+        try:
+            tool.stop()
+        except Exception as error:  # noqa: BLE001  the others have something to say as well
+            messages.complain(str(error) if isinstance(error, StopTraining) else messages.in_short(error))
+    while _end_listeners:
+        _end_listeners.pop()()
+
+
+def _abandon_everything() -> None:
+    """In a forked child: the parent's tools, files and threads are not ours."""
+    global _lock
+    _lock = threading.RLock()  # another thread of the parent's may hold it
+    termination.abandon()
+    _step_listeners.clear()
+    _end_listeners.clear()
+    for tool, watched in _running[:]:
+        tool.abandon()
+        remove(tool, watched)
+
+
+def _at_exit() -> None:
+    stop_everything()
+    termination.wait()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_abandon_everything)

@@ -1,0 +1,396 @@
+"""Misuse: each kind has a message that says what to do, and leaves the process as it was.
+
+conftest.py checks after each test that nothing was left behind: no mode, no patch, no thread, no signal handler.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import op_tools
+from op_tools.errors import SettingError, UnknownOpError
+
+TOOLS = ("OpAutoCompare", "OpCapture", "OpDtypeCast", "OpFallback", "OpObserve", "OpOverflowCheck", "OpTimeMeasure")
+
+
+@pytest.fixture(autouse=True)
+def _the_process_works_as_before(device):
+    """Signals are as they were; an op runs, and a tool sees it."""
+    before = signal.getsignal(signal.SIGTERM), sys.getprofile()
+    yield
+    assert (signal.getsignal(signal.SIGTERM), sys.getprofile()) == before
+    x = torch.ones(3, device=device)
+    for name in [name for name in os.environ if name.startswith("OP_") or "AUTOCOMPARE" in name]:
+        del os.environ[name]
+    with op_tools.OpOverflowCheck(verbose=0) as tool:
+        x / 0
+    assert [finding.name for finding in tool.found] == ["torch.Tensor.div"]
+
+
+# ---- arguments that cannot be ----------------------------------------------------------------------------------------
+
+WRONG_ARGUMENTS = [
+    ({"ops": 5}, "5 is no list of ops: give full names, such as 'torch.Tensor.add', or functions"),
+    ({"ops": [5]}, "5 is no op: give its full name, such as 'torch.Tensor.add', or the function itself"),
+    ({"ops": "torch.add,(sub"}, "'(sub' is neither a name nor a regular expression"),
+    ({"skip": [None]}, "None is no op: give its full name"),
+    ({"out": 5}, "out=5 cannot be used: it must be the path of a folder"),
+    ({"steps": "all"}, "steps='all' cannot be used: it must be numbers and ranges, such as 0,10-12 or 100-"),
+    ({"steps": "5-2"}, "the range 5-2 runs backwards"),
+    ({"steps": 5}, "steps=5 cannot be used: give numbers and ranges such as '0,10-12', a range, or a set of numbers"),
+    ({"steps": ["0-1"]}, "steps=['0-1'] cannot be used: give numbers and ranges"),
+    ({"steps": iter([1])}, "cannot be used: give numbers and ranges"),
+    ({"ranks": "first"}, "ranks='first' cannot be used: it must be numbers and ranges"),
+    ({"ranks": 3}, "ranks=3 cannot be used: give numbers and ranges"),
+    ({"verbose": 3}, "verbose=3 cannot be used: it must be 0, 1 or 2"),
+    ({"verbose": "loud"}, "verbose='loud' cannot be used: it must be 0, 1 or 2"),
+    ({"condition": "x > 0"}, "the condition 'x > 0' cannot be called: give a function of the op's own arguments"),
+    ({"step": "0-1"}, "got an unexpected keyword argument 'step'; did you mean steps? help({tool}) lists them"),
+]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize(("arguments", "said"), WRONG_ARGUMENTS, ids=lambda value: str(value)[:30])
+def test_an_argument_of_every_tool(tool, arguments, said):
+    with pytest.raises(SettingError, match=re.escape(said.format(tool=tool))):
+        getattr(op_tools, tool)(**arguments).start()
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        ("OpAutoCompare", {"reference": "gpu"}, "reference='gpu' cannot be used: it is cpu, device or device,cpu"),
+        ("OpAutoCompare", {"every": 0}, "every=0 cannot be used: it is a whole number, 1 or more"),
+        ("OpAutoCompare", {"worker": -1}, "worker=-1 cannot be used: it is a whole number, 0 or more"),
+        ("OpAutoCompare", {"worker": 1, "reference": "device"}, "worker= needs reference='cpu'"),
+        ("OpAutoCompare", {"memory": "much"}, "memory='much' cannot be used"),
+        ("OpAutoCompare", {"once": "yes"}, "once='yes' cannot be used: it must be 0 or 1"),
+        ("OpAutoCompare", {"fail": "no"}, "fail='no' cannot be used: it must be 0 or 1"),
+        ("OpCapture", {"mode": "stats"}, "mode='stats' cannot be used: it must be one of data, statistics"),
+        ("OpCapture", {"memory": "much"}, "memory='much' cannot be used: it must be a number of bytes, such as"),
+        ("OpDtypeCast", {"casts": "half to float"}, "half to float"),
+        ("OpFallback", {"auto": "yes"}, "auto='yes' cannot be used: it must be 0 or 1"),
+        ("OpOverflowCheck", {"action": "halt"}, "action='halt' cannot be used: it must be one of continue, stop, dump"),
+        ("OpTimeMeasure", {"trace_events": -1}, "trace_events=-1 cannot be used: it must be a whole number, 0 or"),
+    ],
+)
+def test_an_argument_of_one_tool(tool, arguments, said):
+    with pytest.raises(SettingError, match=re.escape(said)):
+        getattr(op_tools, tool)(**arguments).start()
+
+
+def test_a_wrong_argument_does_not_spoil_later_tools(device):
+    """steps="0-1" was taken for a container of characters, and every later start in the process failed."""
+    x = torch.ones(3, device=device)
+    for steps in ("0-1", [0], None):
+        with op_tools.OpTimeMeasure(steps=steps, verbose=0):
+            x.relu()
+    with pytest.raises(SettingError):
+        op_tools.OpTimeMeasure(steps="never").start()
+    with op_tools.OpTimeMeasure(verbose=0):
+        x.relu()
+
+
+# ---- decorators ------------------------------------------------------------------------------------------------------
+
+
+def test_a_decorator_without_brackets():
+    with pytest.raises(SettingError, match=r"as a decorator it is @OpCapture\(\), with brackets"):
+
+        @op_tools.OpCapture
+        def work():
+            """Not watched."""
+
+
+def generator():
+    yield 1
+
+
+async def coroutine():
+    """Runs in pieces."""
+
+
+@pytest.mark.parametrize(
+    ("decorated", "said"),
+    [
+        (nn.Linear, r"@OpObserve\(\) is for functions, and <class .*Linear'> is none"),
+        (5, r"@OpObserve\(\) is for functions, and 5 is none"),
+        (generator, r"cannot watch generator, which runs in pieces: write `with OpObserve\(\):` inside it"),
+        (coroutine, r"cannot watch coroutine, which runs in pieces: write `with OpObserve\(\):` inside it"),
+    ],
+)
+def test_a_decorator_of_what_is_no_plain_function(decorated, said):
+    with pytest.raises(SettingError, match=said):
+        op_tools.OpObserve()(decorated)
+
+
+# ---- variables -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tool", "variable", "value", "said"),
+    [
+        ("OpCapture", "OP_TOOLS_VERBOSE", "loud", "it must be 0, 1 or 2"),
+        ("OpCapture", "OP_TOOLS_STEPS", "all", "it must be numbers and ranges, such as 0,10-12 or 100-"),
+        ("OpCapture", "OP_TOOLS_RANKS", "-1", "it must be numbers and ranges"),
+        ("OpCapture", "OP_CAPTURE_LIST", "(add", "'(add' is neither a name nor a regular expression"),
+        ("OpCapture", "OP_CAPTURE_DISABLE_LIST", "*", "'*' is neither a name nor a regular expression"),
+        ("OpCapture", "OP_CAPTURE_MEMORY", "0", "it must be a number of bytes"),
+        ("OpAutoCompare", "AUTOCOMPARE_ERROR_TOLERANCE", "tight", "tight"),
+        ("OpDtypeCast", "OP_DTYPE_CAST_DICT", "half to float", "half to float"),
+        ("OpOverflowCheck", "OP_OVERFLOW_CHECK_ACTION", "halt", "it must be one of continue, stop, dump"),
+    ],
+)
+def test_a_variable_that_cannot_be(monkeypatch, tool, variable, value, said):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingError, match=re.escape(said)) as error:
+        getattr(op_tools, tool)().start()
+    assert variable in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("OP_CAPTUR_LIST", "did you mean OP_CAPTURE_LIST?"),
+        ("OP_CAPTURE_DISABLED_LIST", "did you mean OP_CAPTURE_DISABLE_LIST?"),
+        ("OP_TOOL_VERBOSE", "did you mean OP_TOOLS_VERBOSE?"),
+        ("OP_TOOLS_STEP", "did you mean OP_TOOLS_STEPS?"),
+        ("OP_TOOLS_COLOUR", "docs/settings.md lists those that are."),
+        ("AUTOCOMPARE_ERROR_TOLERANCE_FP16", "did you mean AUTOCOMPARE_ERROR_TOLERANCE_FLOAT16?"),
+        ("LINEAR_OP_DTYPE_CAST_DCIT", "did you mean OP_DTYPE_CAST_DICT?"),
+    ],
+)
+def test_a_variable_that_is_misspelt(monkeypatch, device, capsys, variable, hint):
+    monkeypatch.setenv(variable, "torch.Tensor.add")
+    for _ in range(2):  # once in a process
+        with op_tools.OpObserve():
+            torch.ones(3, device=device)
+    assert capsys.readouterr().err == f"op_tools: the variable {variable} is set, and no tool reads it; {hint}\n"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["LINEAR_AUTOCOMPARE_ERROR_TOLERANCE_FLOAT16", "LINEAR_OP_DTYPE_CAST_DICT", "OP_SERVICE_ACCOUNT_TOKEN", "OPENBLAS"],
+)
+def test_a_variable_that_is_right_or_somebody_elses(monkeypatch, device, capsys, variable):
+    monkeypatch.setenv(variable, "1e-3,1e-3")
+    with op_tools.OpObserve():
+        torch.ones(3, device=device)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("entry", "hint"),
+    [
+        ("torch.Tensor.ad", "did you mean torch.Tensor.a"),
+        ("torch.nn.functional.liner", "did you mean torch.nn.functional.linear"),
+        ("linear", "did you mean torch.nn.functional.linear"),
+        ("F.linear", "did you mean torch.nn.functional.linear"),
+        ("aten.no_such_op", "Names are full"),
+    ],
+)
+@pytest.mark.parametrize("which", ["LIST", "DISABLE_LIST"])
+def test_an_entry_of_a_list_that_is_misspelt(monkeypatch, device, capsys, entry, hint, which):
+    monkeypatch.setenv(f"OP_OBSERVE_{which}", f"torch.Tensor.mul,{entry}")
+    tool = op_tools.OpObserve().start()
+    said = capsys.readouterr().err
+    assert said.startswith(f"op_tools: OpObserve: no op is called {entry} (OP_OBSERVE_LIST or OP_OBSERVE_DISABLE_LIST)")
+    assert hint in said
+    assert said.count("\n") == 1
+    torch.ones(3, device=device) * 2
+    tool.stop()
+
+
+@pytest.mark.parametrize("entry", ["torch.Tensor.add", "torch.ones", "aten.mm", "my_package.function", r"torch\..*"])
+def test_an_entry_that_may_be_right(device, capsys, entry):
+    tool = op_tools.OpObserve(ops=entry).start()
+    assert capsys.readouterr().err == ""
+    tool.stop()
+
+
+@pytest.mark.parametrize("way", ["variable", "argument"])
+def test_an_empty_list(monkeypatch, device, capsys, way):
+    monkeypatch.setenv("OP_OBSERVE_LIST", "" if way == "variable" else "torch.Tensor.mul")
+    with op_tools.OpObserve(ops=[] if way == "argument" else None):
+        torch.ones(3, device=device) * 2
+    captured = capsys.readouterr()
+    assert "its list of ops is empty" in captured.err
+    assert "and selects nothing; leave it unset to select every op" in captured.err
+    assert "forward_id" not in captured.out
+
+
+# ---- apply_feature ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (("torch.add", "fall_back"), AssertionError, "'fall_back' is no feature; these are: fallback, cast_dtype"),
+        (("torch.add", None), AssertionError, "None is no feature; these are: fallback"),
+        (("", "fallback"), ValueError, "ops is empty: give an op's full name"),
+        (([[], ()], "fallback"), ValueError, "ops is empty: give an op's full name"),
+        (("torch.nn.functional.liner", "fallback"), UnknownOpError, "did you mean torch.nn.functional.linear"),
+        ((5, "fallback"), UnknownOpError, "5 is no op"),
+        (("torch.pi", "fallback"), UnknownOpError, "'torch.pi' is no op: it is a float, which cannot be called"),
+        ((nn.Linear(1, 1), "fallback"), UnknownOpError, "Linear is a class and no op: name one of its methods, such"),
+        (("torch.nn.Linear", "fallback"), UnknownOpError, "Linear is a class and no op"),
+        ((lambda x: x, "fallback"), UnknownOpError, "cannot be replaced: it is not found under its own name"),
+        (("torch.add", "fallback", True), SettingError, "the condition True cannot be called"),
+    ],
+)
+def test_apply_feature(arguments, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        op_tools.apply_feature(*arguments)
+
+
+# ---- the order of start and stop, and threads ------------------------------------------------------------------------
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def seen(capsys):
+    return capsys.readouterr().out.count("forward_id: ")
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_stop_without_start_start_twice_and_stop_twice(tool, device):
+    made = getattr(op_tools, tool)(verbose=0)
+    made.stop()
+    made.start()
+    made.start()
+    torch.ones(3, device=device) * 2
+    made.stop()
+    made.stop()
+    made.end()
+
+
+def test_one_tool_in_two_with_blocks(device, capsys):
+    x = torch.ones(3, device=device)
+    tool = op_tools.OpObserve(ops="torch.Tensor.mul")
+    with tool:
+        with tool:
+            x * 2
+        x * 2
+    x * 2
+    assert seen(capsys) == 2
+
+
+def test_tools_stopped_in_the_order_of_their_start(device, capsys):
+    first, second = op_tools.OpObserve(), op_tools.OpTimeMeasure()
+    first.start()
+    second.start()
+    first.stop()
+    torch.ones(3, device=device) * 2
+    second.stop()
+    assert seen(capsys) == 0
+
+
+def test_a_tool_stopped_in_another_thread(device, capsys):
+    x = torch.ones(3, device=device)
+    tool = op_tools.OpObserve().start()
+    x * 2
+    in_thread(tool.stop)
+    x * 2
+    assert torch._C._len_torch_function_stack() == 0
+    assert seen(capsys) == 1
+
+
+def test_a_tool_started_in_a_thread_that_has_ended(device):
+    tool = op_tools.OpObserve(verbose=0)
+    in_thread(tool.start)
+    tool.stop()
+
+
+def test_a_tool_stopped_by_its_own_condition(device):
+    x = torch.ones(3, device=device)
+    tool = op_tools.OpObserve(ops="torch.Tensor.mul", condition=lambda *args: tool.stop())
+    tool.start()
+    assert torch.equal((x * 2).cpu(), torch.full((3,), 2.0))
+    x * 2
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_condition_that_takes_other_arguments(device, capsys):
+    x = torch.ones(3, device=device)
+    with op_tools.OpObserve(ops="torch.Tensor.mul", condition=lambda: True):
+        assert torch.equal((x * 2).cpu(), torch.full((3,), 2.0))
+    assert "the condition for OpObserveHook on torch.Tensor.mul raised TypeError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_an_error_inside_the_with_block(device, error):
+    def fail():
+        torch.ones(3, device=device) * 2
+        raise error
+
+    with pytest.raises(error), op_tools.OpTimeMeasure(verbose=0), op_tools.OpCapture(verbose=0):
+        fail()
+
+
+# ---- folders, steps and ranks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("out", ["a_file", "a_file/below", "/proc/nope"])
+@pytest.mark.parametrize("tool", ["OpCapture", "OpTimeMeasure", "OpAutoCompare"])
+def test_a_folder_that_cannot_be_written(tool, out, device, capsys, tmp_path):
+    (tmp_path / "a_file").write_text("")
+    with getattr(op_tools, tool)(out=out):
+        torch.ones(3, device=device) * 2
+    said = capsys.readouterr().err
+    assert re.search(r"cannot (write|be written)", said)
+    assert "training goes on" in said
+    assert "RecursionError" not in said
+
+
+def test_steps_and_ranks_that_never_come(device, capsys):
+    with op_tools.OpObserve(steps="10-12"), op_tools.OpTimeMeasure(ranks="5"):
+        torch.ones(3, device=device) * 2
+    said = capsys.readouterr().err
+    assert "OpObserve looked at nothing: no step of steps=10-12 (OP_TOOLS_STEPS) came; none was counted" in said
+    assert "OpTimeMeasure looks at nothing: none of the 1 rank(s) of this run is in ranks=5" in said
+
+
+# ---- the end of the program ------------------------------------------------------------------------------------------
+
+PROGRAM = """
+    import os, signal, sys, time
+    import torch
+    from ditorch import sim
+    sim.start()
+    import op_tools
+    x = torch.ones(3, device="sim")
+    op_tools.OpTimeMeasure().start()
+    x * 2
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM),
+    ],
+)
+def test_a_program_that_ends_without_stop(end, status):
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM.format(end=end))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == status
+    assert "| torch.Tensor.mul |" in done.stdout
+    assert "op elasped info saved to" in done.stdout
