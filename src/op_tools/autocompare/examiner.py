@@ -101,7 +101,7 @@ class Examiner:
     def _saved(self, call: OpCall, parts: Iterable[SavedPart]) -> list[str]:
         when = paths.timestamp()
         folder = paths.autocompare_folder(self._out, call.name, call.id, when)
-        details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
+        details = call.details()
         saved = []
         try:
             for place, part, args, kwargs in parts:

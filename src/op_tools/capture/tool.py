@@ -174,7 +174,7 @@ class Data:
 
     def _write(self, call: OpCall, when: str, parts: dict[str, Taken], text: str) -> None:
         folder = str(paths.capture_folder(self._out, call.name, call.id, when))
-        details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
+        details = call.details()
         for part, taken in parts.items():
             identifier = f"{os.getpid()}/{call.id}/{when}/{part}"
             path = self._files.write(folder, Content(part, call.name, identifier, taken, details))

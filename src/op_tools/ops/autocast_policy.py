@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -16,6 +16,41 @@ _BY_DEVICE = hasattr(torch, "get_autocast_dtype")  # torch 2.4
 ELIGIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
 is_any_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+class Autocast(NamedTuple):
+    """The autocast that a call runs under."""
+
+    device_type: str
+    dtype: torch.dtype
+    caches: bool  # whether the low-precision copies of weights are kept
+
+    def noted(self) -> dict[str, Any]:
+        """As it stands in JSON."""
+        return {"device": self.device_type, "dtype": str(self.dtype).partition(".")[2], "cache": self.caches}
+
+    def __str__(self) -> str:
+        return f"autocast: {str(self.dtype).partition('.')[2]}{'' if self.caches else ' without cache'}"
+
+
+def of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Autocast | None:
+    """The autocast that is on for the device of these arguments. To be asked only where `is_any_enabled`."""
+    device_types = {tensor.device.type: None for tensor in trees.tensors((args, kwargs))}
+    for device_type in sorted(device_types, key="cpu".__eq__):  # a scalar on the CPU does not decide
+        dtype = active_dtype(device_type)
+        if dtype is not None:
+            return Autocast(str(device_type), dtype, torch.is_autocast_cache_enabled())
+    return None
+
+
+def from_note(note: Any) -> Autocast | None:
+    """What `noted` gave, from JSON. Raises ValueError where that cannot have come from it."""
+    if note is None:
+        return None
+    dtype = getattr(torch, str(note.get("dtype")), None) if isinstance(note, dict) else None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"autocast cannot have been {note!r}")
+    return Autocast(str(note.get("device", "")), dtype, note.get("cache") is not False)
 
 
 def active_dtype(device_type: str) -> torch.dtype | None:

@@ -45,6 +45,7 @@ class Call(Protocol):
     kwargs: dict[str, Any]
     result: Any
     error: BaseException | None
+    autocast: object
 
     @property
     def where(self) -> Place: ...
@@ -105,7 +106,8 @@ def heading(call: Call) -> str:
     """What stands above each table: the op's name, its id, and the user's own source line."""
     where = call.where
     module, stack = where.module, where.stack
-    text = f"{call.name}    forward_id: {call.id}{'    ' if module else ''}{module}\n{where.line()}"
+    autocast = "" if call.autocast is None else f"    {call.autocast}"
+    text = f"{call.name}    forward_id: {call.id}{'    ' if module else ''}{module}{autocast}\n{where.line()}"
     return f"{text}\n{stack}" if stack else text
 
 

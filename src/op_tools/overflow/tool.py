@@ -246,7 +246,7 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
         call = checked.call
         when = paths.timestamp()
         folder = paths.capture_folder(self.out, call.name, call.id, when)
-        details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
+        details = call.details()
         try:
             for part, args, kwargs in _parts(checked):
                 store.save(folder, part, call.name, args, kwargs, f"{os.getpid()}/{call.id}/{when}/{part}", details)

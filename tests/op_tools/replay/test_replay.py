@@ -239,3 +239,48 @@ def test_as_a_new_user_runs_it(run_python, device, tmp_path):
     done = run_python(code, "captures", "--acc_check", DITORCH_DISABLE_MOCK="0")
     assert re.search(r"^ditorch.framework: \S+:\S+", done.stdout, re.MULTILINE)
     assert "1 of 1 captured calls ran" in done.stdout
+
+
+class TestAutocast:
+    @pytest.fixture
+    def folders(self, device):
+        layer = torch.nn.Linear(16, 16).to(device)
+        x = torch.randn(4, 16, device=device)
+
+        def forward():
+            with torch.autocast(device, torch.float16):
+                first = functional.linear(x, layer.weight, layer.bias)
+                second = functional.linear(first, layer.weight, layer.bias)
+            (first.float().sum() + second.float().sum()).backward()
+
+        return [folder for folder in captured(forward) if "linear" in str(folder)]
+
+    def test_it_is_noted_beside_the_tensors(self, folders, device):
+        note = json.loads((folders[0] / "input.pth.json").read_text())
+        assert note["autocast"] == {"device": device, "dtype": "float16", "cache": True}
+
+    def test_a_call_runs_in_the_dtype_it_had(self, folders, device):
+        for folder in folders:
+            with Recorder(verbose=0) as recorder:
+                replay.run(replay.load(folder), torch.device(device), forward_only=False)
+            assert recorder.calls[0].result.dtype == torch.float16
+            assert torch.equal(recorder.calls[0].result.cpu(), store.load_part(folder / "output.pth").args[0])
+            assert len(recorder.backward) == 1
+
+    def test_calls_outside_of_it_have_none(self, device):
+        x = torch.randn(2, 3, device=device)
+        folder = captured(lambda: x.exp())[0]
+        assert "autocast" not in json.loads((folder / "input.pth.json").read_text())
+        assert replay.load(folder).autocast is None
+
+    def test_a_note_that_makes_no_sense_is_named(self, folders):
+        path = folders[0] / "input.pth.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "autocast": {"dtype": "load"}}))
+        with pytest.raises(CaptureError, match=r"input.pth.json cannot be used: autocast cannot have been"):
+            replay.load(folders[0])
+
+    def test_observe_shows_it(self, device, capsys):
+        x = torch.randn(2, 3, device=device)
+        with op_tools.OpObserve(), torch.autocast(device, torch.bfloat16):
+            x.exp()
+        assert re.search(r"torch.Tensor.exp    forward_id: \d+    autocast: bfloat16\n", capsys.readouterr().out)
