@@ -45,7 +45,9 @@ class Call(Protocol):
     kwargs: dict[str, Any]
     result: Any
     error: BaseException | None
-    autocast: object
+
+    @property
+    def autocast(self) -> object: ...
 
     @property
     def where(self) -> Place: ...

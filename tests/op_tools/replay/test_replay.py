@@ -179,12 +179,51 @@ class TestDamage:
             replay.load(folders[0])
         assert not (tmp_path / "evil").exists()
 
-    @pytest.mark.parametrize(
-        "name", ["os.system", "builtins.eval", "torch.load", "torch.from_file", "aten.save", "torch"]
-    )
+    @pytest.mark.parametrize("name", ["os.system", "builtins.eval", "torch.load", "torch.ops.aten.save", "torch"])
     def test_only_ops_may_be_named(self, name):
         with pytest.raises(UnknownOpError, match="is no op of torch, so a file may not name it"):
             torch_op(name)
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "torch.from_file",
+            "torch.ops.aten.from_file",
+            "torch.ops.aten.from_file.out",
+            "aten.from_file.default",
+            "aten::_print",
+            "profiler._record_function_enter",
+        ],
+    )
+    def test_only_functions_of_tensors_may_be_named(self, name):
+        with pytest.raises(UnknownOpError, match=r"may not be run from a file|may not name it"):
+            torch_op(name)
+
+    def test_a_library_of_a_third_party_is_judged_likewise(self):
+        """Torchvision's image.write_file is such an op."""
+        library = torch.library.Library("test_purity", "DEF")
+        for definition in ("write_file(str path, Tensor data) -> ()", "read_file(str path) -> Tensor"):
+            library.define(definition)
+            library.impl(definition.partition("(")[0], lambda *_: None, "CompositeImplicitAutograd")
+        library.define("fused(Tensor x, str mode) -> Tensor")
+        library.impl("fused", lambda x, mode: x, "CompositeImplicitAutograd")
+        assert torch_op("test_purity.fused.default") is torch.ops.test_purity.fused.default
+        for name in ("test_purity.write_file", "test_purity.read_file.default"):
+            with pytest.raises(UnknownOpError, match="it does more than compute with tensors"):
+                torch_op(name)
+
+    def test_a_hostile_capture_writes_no_file(self, run, tmp_path):
+        hostile = {
+            "torch.ops.aten.save": ("text", "hostile/saved"),
+            "torch.ops.aten.from_file": ("hostile/created", True, 100),
+            "torch.ops.aten.save.default": ("hello", "hostile/saved"),
+        }
+        for number, (name, args) in enumerate(hostile.items()):
+            folder = Path("hostile", "op_capture_results", name, "1", str(number), "2026-01-01-00-00-00")
+            folder.mkdir(parents=True)
+            torch.save({"name": name, "args": args, "kwargs": {}, "identifier": ""}, folder / "input.pth")
+        run("hostile", code=1)
+        assert [path.name for path in Path("hostile").iterdir()] == ["op_capture_results"]
 
     def test_a_missing_note_is_no_error(self, folders, device):
         (folders[0] / "input.pth.json").unlink()
