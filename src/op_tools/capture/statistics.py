@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Collection, Iterable
@@ -17,13 +16,13 @@ from op_tools.capture.notes import noter
 from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
-from op_tools.core.tool import AnyTool, this_rank
+from op_tools.core.tool import AnyTool
 from op_tools.device import digest, digests, staging
 from op_tools.device.digest import Weights
 from op_tools.device.queues import stream_number
 from op_tools.device.staging import Kind, Stage, staged_as
 from op_tools.device.tensor_groups import grouped
-from op_tools.output import messages, paths, tables
+from op_tools.output import messages, paths, process, tables
 from op_tools.output.writer import Writer
 from op_tools.storage import files
 from op_tools.storage.pack import Pack
@@ -205,7 +204,7 @@ class Statistics:
 
     def _file(self) -> Pack:
         if self._pack is None:
-            head = {"pid": os.getpid(), "rank": this_rank(), "torch": torch.__version__}
+            head = {**process.identity(), "torch": torch.__version__}
             self._pack = Pack(paths.capture_statistics(self._out), head)
             self._files += 1
         return self._pack

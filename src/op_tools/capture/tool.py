@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from ditorch_shared.settings import Value
@@ -95,11 +96,12 @@ def _given(argument: Any, name: str, setting: Setting[Value]) -> Value:
 class _Begun:
     """A call that is running. `inputs` until they are handed to the writer."""
 
-    __slots__ = ("call", "described", "inputs", "when")
+    __slots__ = ("call", "described", "folder", "inputs", "when")
 
-    def __init__(self, call: OpCall, inputs: Taken, described: tables.Described | None) -> None:
+    def __init__(self, call: OpCall, out: Path, inputs: Taken, described: tables.Described | None) -> None:
         self.call = call.without_tensors()
         self.when = paths.timestamp()
+        self.folder = paths.OwnFolder(paths.capture_folder, out, call.name, call.id, self.when)
         self.inputs: Taken | None = inputs
         self.described = described
 
@@ -120,7 +122,7 @@ class Data:
         if self._writer.is_broken:
             return None
         described = tables.inputs(call) if self._tells else None
-        begun = _Begun(call, take((call.args, call.kwargs), self._memory, self._copies, call), described)
+        begun = _Begun(call, self._out, take((call.args, call.kwargs), self._memory, self._copies, call), described)
         # at once: should the op end the program, its inputs are what one wants to see. A call without a tensor on a
         # device may turn out to be none of ours.
         if any(not tensor.is_cpu for tensor in trees.tensors((call.args, call.kwargs))):
@@ -168,15 +170,15 @@ class Data:
             begun.inputs = None
 
     def _save(self, begun: _Begun, parts: dict[str, Taken], text: str) -> None:
-        self._writer.add(partial(self._write, begun.call, begun.when, parts, text))
+        self._writer.add(partial(self._write, begun, parts, text))
 
     # -- in a writer's thread -----------------------------------------------------------------------------------------
 
-    def _write(self, call: OpCall, when: str, parts: dict[str, Taken], text: str) -> None:
-        folder = str(paths.capture_folder(self._out, call.name, call.id, when))
+    def _write(self, begun: _Begun, parts: dict[str, Taken], text: str) -> None:
+        call, folder = begun.call, str(begun.folder.path())
         details = call.details()
         for part, taken in parts.items():
-            identifier = f"{os.getpid()}/{call.id}/{when}/{part}"
+            identifier = f"{os.getpid()}/{call.id}/{begun.when}/{part}"
             path = self._files.write(folder, Content(part, call.name, identifier, taken, details))
             if self._tells:
                 messages.say(f"{path} saved")

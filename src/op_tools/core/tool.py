@@ -8,8 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, TypeVar
 
-import torch
-
 from op_tools import settings
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.session import this_threads_session
@@ -17,6 +15,7 @@ from op_tools.core.watcher import AnyWatcher, Condition, Kept, State, Watcher
 from op_tools.errors import SettingError
 from op_tools.ops.selection import Ops, selection
 from op_tools.output import messages
+from op_tools.output.process import this_rank
 
 Self = TypeVar("Self", bound="AnyTool")
 
@@ -119,11 +118,3 @@ class Tool(Watcher[State, Kept]):
 AnyTool = Tool[Any, Any]
 # the tools by their names in apply_feature; each puts itself here when it is imported
 FEATURES: dict[str, type[AnyTool]] = {}
-
-
-def this_rank() -> int:
-    """This process's rank in a distributed run; 0 where there is none."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0

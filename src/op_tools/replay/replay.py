@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def load(folder: Path, trusted: tuple[str, ...] = ()) -> Replayable:
         if isinstance(value, Unstorable):
             raise CaptureError(f"{folder} cannot be run again: its argument {value} could not be stored")
     gradients = () if capture.grad_outputs is None else capture.grad_outputs.args
-    note = _note(folder)
+    note = store.load_note(folder)
     where = RecordedWhere(str(note.get("source") or folder), str(note.get("module") or ""))
     try:
         autocast = from_note(note.get("autocast"))
@@ -49,15 +48,6 @@ def load(folder: Path, trusted: tuple[str, ...] = ()) -> Replayable:
         raise CaptureError(f"{folder}/input.pth.json cannot be used: {error}") from None
     function = torch_op(given.name, trusted)
     return Replayable(given.name, function, given.args, given.kwargs, gradients, where, autocast)
-
-
-def _note(folder: Path) -> dict[str, Any]:
-    """What stands in the JSON beside the inputs; a missing one is no error."""
-    try:
-        note = json.loads((folder / "input.pth.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return note if isinstance(note, dict) else {}
 
 
 def run(capture: Replayable, device: torch.device, forward_only: bool) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -48,6 +50,12 @@ def _make(folder: str) -> None:
     except FileNotFoundError:
         _make(os.path.dirname(folder))
         _make(folder)
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raises OSError for a pipe or a device: who opens it may wait, or read, for ever."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
 
 
 def write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from op_tools.device.digest import SKETCH
 from op_tools.errors import CaptureError
+from op_tools.output import paths
 from op_tools.storage.archive import bytes_at
-from op_tools.storage.files import write_all
+from op_tools.storage.files import check_regular, write_all
 
 _MAGIC = b"op_tools statistics 1\n"
 _BLOCK = struct.Struct("<cLL")  # kind, length, checksum
@@ -97,8 +98,7 @@ class Pack:
     def _append(self, kind: bytes, content: bytes) -> None:
         try:
             if self._descriptor is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                self._descriptor, self.path = paths.create(self.path)
                 write_all(self._descriptor, [_MAGIC + json.dumps(self._head).encode() + b"\n"])
             block = _BLOCK.pack(kind, len(content), zlib.crc32(content)) + content
             write_all(self._descriptor, [block])
@@ -131,6 +131,7 @@ def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
 
 def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             if file.readline(len(_MAGIC)) != _MAGIC:
                 raise CaptureError(f"{path} cannot be used: it holds no statistics that OpCapture wrote")
