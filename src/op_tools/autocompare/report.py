@@ -218,6 +218,9 @@ class Report:
             saved = "".join(f"{path} saved\n" for path in outcome.saved)
             messages.say(outcome.text + saved)
 
+    def files(self) -> list[str]:
+        return [str(self._csv.path)] if self._csv.written else []
+
     def close(self, is_shown: bool) -> None:
         self._csv.close()
         if is_shown:

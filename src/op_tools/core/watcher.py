@@ -33,6 +33,7 @@ class Watcher(Generic[State, Kept]):
     verbose = 1
     print_stack = False
     active = False  # between start and stop
+    sees_cpu = False  # also calls whose tensors are all on the CPU: replay there
 
     def started(self) -> None:
         """Called by `start`: reads further settings, opens files."""

@@ -35,12 +35,10 @@ class Autocast(NamedTuple):
 
 def of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Autocast | None:
     """The autocast that is on for the device of these arguments. To be asked only where `is_any_enabled`."""
-    device_types = {tensor.device.type: None for tensor in trees.tensors((args, kwargs))}
-    for device_type in sorted(device_types, key="cpu".__eq__):  # a scalar on the CPU does not decide
-        dtype = active_dtype(device_type)
-        if dtype is not None:
-            return Autocast(str(device_type), dtype, torch.is_autocast_cache_enabled())
-    return None
+    device_types = [tensor.device.type for tensor in trees.tensors((args, kwargs))]
+    device_type = next((kind for kind in device_types if kind != "cpu"), "cpu")  # a scalar on the CPU does not decide
+    dtype = active_dtype(device_type) if device_types else None
+    return None if dtype is None else Autocast(str(device_type), dtype, torch.is_autocast_cache_enabled())
 
 
 def from_note(note: Any) -> Autocast | None:
