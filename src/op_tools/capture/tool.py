@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from ditorch_shared.settings import Value
 from op_tools import settings
+from op_tools.capture.collectives import Collectives, group_of
 from op_tools.capture.copies import RecentCopies
 from op_tools.capture.statistics import Statistics
 from op_tools.core.call import OpCall
@@ -23,6 +24,7 @@ from op_tools.core.modes import with_modes_aside
 from op_tools.core.tool import AnyTool, Tool
 from op_tools.core.watcher import Kept, State
 from op_tools.device.host_memory import HostMemory
+from op_tools.ops.catalogue import is_collective
 from op_tools.output import messages, paths, tables
 from op_tools.output.writer import Writer, spare_threads
 from op_tools.settings import Setting
@@ -65,16 +67,24 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         self._mode = mode
         self._memory = memory
         self._keeper: Keeper[Any, Any]
+        self._collectives: Collectives
 
     def started(self) -> None:
         mode = _given(self._mode, "mode", settings.CAPTURE_MODE)
         memory = _given(self._memory, "memory", settings.CAPTURE_MEMORY)
         self._keeper = Data(self, memory) if mode == "data" else Statistics(self)
+        self._collectives = Collectives()
+        self._collectives.start()
 
     def stopped(self) -> None:
+        with_modes_aside(self._collectives.close)
         summary = with_modes_aside(self._keeper.close)
         if self.verbose >= 1 and summary:
             messages.say(summary)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._collectives.leave()
 
     def step_began(self, step: int) -> None:
         with_modes_aside(self._keeper.step_began)
@@ -83,7 +93,12 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         return self._keeper.before(call)
 
     def after(self, call: OpCall, state: object) -> object:
-        return None if state is None else self._keeper.after(call, state)
+        if state is None:
+            return None
+        if not is_collective(call.name):
+            return self._keeper.after(call, state)
+        self._collectives.returned(call, lambda completed: self._keeper.after(completed, state))
+        return state
 
     def flowed(self, call: OpCall, state: object, gradients: Gradients) -> None:
         self._keeper.flowed(call, state, gradients)
@@ -96,13 +111,14 @@ def _given(argument: Any, name: str, setting: Setting[Value]) -> Value:
 class _Begun:
     """A call that is running. `inputs` until they are handed to the writer."""
 
-    __slots__ = ("call", "described", "folder", "inputs", "when")
+    __slots__ = ("call", "described", "folder", "group", "inputs", "when")
 
     def __init__(self, call: OpCall, out: Path, inputs: Taken, described: tables.Described | None) -> None:
         self.call = call.without_tensors()
         self.when = paths.timestamp()
         self.folder = paths.OwnFolder(paths.capture_folder, out, call.name, call.id, self.when)
         self.inputs: Taken | None = inputs
+        self.group = group_of(call) if is_collective(call.name) else {}
         self.described = described
 
 
@@ -176,7 +192,7 @@ class Data:
 
     def _write(self, begun: _Begun, parts: dict[str, Taken], text: str) -> None:
         call, folder = begun.call, str(begun.folder.path())
-        details = call.details()
+        details = {**call.details(), **begun.group}
         for part, taken in parts.items():
             identifier = f"{os.getpid()}/{call.id}/{begun.when}/{part}"
             path = self._files.write(folder, Content(part, call.name, identifier, taken, details))
