@@ -125,6 +125,7 @@ def test_without_being_installed_there_is_no_backend(monkeypatch):
                 "OpOverflowCheck",
                 "OpTimeMeasure",
                 "apply_feature",
+                "read_statistics",
                 "step",
             ],
         ),

@@ -15,7 +15,7 @@ import click
 _COMMANDS = {
     "run": ("ditorch_cli.run:run", "Run a program written for CUDA on the accelerator that is here, without an edit."),
     "demo": ("ditorch_cli.demo:demo", "Train a small GPT with one broken kernel and watch the loss go wrong."),
-    "replay": ("op_tools.run_op_from_data:command", "Run captured op calls again, timed and compared."),
+    "replay": ("ditorch_cli.replay:command", "Run captured op calls again, timed and compared."),
     "doctor": (
         "ditorch_cli.doctor:doctor",
         "Show which accelerators are here and whether the chosen one computes right.",

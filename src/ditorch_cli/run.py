@@ -56,11 +56,12 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
     if not environment.get("OP_TOOLS", "").strip():
         executable = shutil.which(command[0]) or command[0]
         os.execve(executable, command, environment)  # noqa: S606 - what the user asked to run
-    from ditorch_cli.supervisor import supervise
+    else:
+        from ditorch_cli.supervisor import supervise
 
-    folder = Path(environment.get("OP_TOOLS_OUT") or _new_folder(program))
-    environment["OP_TOOLS_OUT"] = str(folder.absolute())  # also for children with another working directory
-    supervise(command, environment, folder)
+        folder = Path(environment.get("OP_TOOLS_OUT") or _new_folder(program))
+        environment["OP_TOOLS_OUT"] = str(folder.absolute())  # also for children with another working directory
+        supervise(command, environment, folder)
 
 
 def _interpreter(is_module: bool, program: str) -> list[str]:
@@ -89,11 +90,16 @@ def _environment() -> dict[str, str]:
 
 def _new_folder(program: str) -> str:
     """A folder for this run, the same for all ranks that one launcher has started."""
-    moment = time.time()
-    if "LOCAL_RANK" in os.environ:
+    moment, is_one_of_several = time.time(), "LOCAL_RANK" in os.environ
+    if is_one_of_several:
         try:
             moment = os.stat(f"/proc/{os.getppid()}").st_ctime  # when the launcher began
         except OSError:
             moment -= moment % 60
     name = re.sub(r"[^\w.-]+", "_", Path(program).stem) or "run"
-    return str(Path("ditorch_runs") / f"{name}-{time.strftime('%Y-%m-%d-%H-%M-%S', time.localtime(moment))}")
+    first = Path("ditorch_runs") / f"{name}-{time.strftime('%Y-%m-%d-%H-%M-%S', time.localtime(moment))}"
+    folder, number = first, 1
+    while folder.exists() and not is_one_of_several:  # two runs within a second
+        number += 1
+        folder = first.with_name(f"{first.name}_{number}")
+    return str(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from op_tools.core.features import apply_feature
 from op_tools.core.running import step
+from op_tools.storage.pack import read_statistics
 
 # in the order in which apply_feature lists them
 # isort: off
@@ -25,5 +26,6 @@ __all__ = [
     "OpOverflowCheck",
     "OpTimeMeasure",
     "apply_feature",
+    "read_statistics",
     "step",
 ]

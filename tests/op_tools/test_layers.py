@@ -20,7 +20,8 @@ LAYERS = (
     {"device"},
     {"storage"},
     {"core"},
-    {"autocompare", "capture", "timing", "overflow", "reroute", "observe", "replay"},
+    {"autocompare", "capture", "timing", "overflow", "reroute", "observe"},
+    {"replay"},
     {"run", "run_op_from_data", "__init__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -21,6 +21,10 @@ def a_checkout(place):
     return SOURCE
 
 
+def the_root(place):
+    return SOURCE.parent
+
+
 def a_link(place):
     (place / "op_tools").symlink_to(SOURCE / "op_tools")
     return place
@@ -36,7 +40,7 @@ def a_copy(place):
     return place
 
 
-@pytest.mark.parametrize("folder", [a_checkout, a_link, a_copy])
+@pytest.mark.parametrize("folder", [a_checkout, the_root, a_link, a_copy])
 def test_the_script_runs_by_its_path(device, tmp_path, folder):
     with op_tools.OpCapture(out="captures", verbose=0):
         torch.ones(2, device=device).mul(2)

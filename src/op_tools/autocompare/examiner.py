@@ -35,6 +35,7 @@ class Examiner:
         self._place = place  # of the reference, as the tables and folders call it
         self._confirm = confirm
         self._wrong: dict[tuple[str, str, str], int] = {}
+        self._folders: dict[tuple[int, str], paths.OwnFolder] = {}
 
     def forward(self, call: OpCall, observed: ObservedCall, with_graph: bool = False) -> Outcome:
         """Inputs and outputs of a call. With a graph, the comparison has the runs that `backward` can use again."""
@@ -100,17 +101,19 @@ class Examiner:
 
     def _saved(self, call: OpCall, parts: Iterable[SavedPart]) -> list[str]:
         when = paths.timestamp()
-        folder = paths.autocompare_folder(self._out, call.name, call.id, when)
-        details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
+        own = self._folders.get((call.id, when))  # forward and backward within a second
+        if own is None:
+            own = paths.OwnFolder(paths.autocompare_folder, self._out, call.name, call.id, when)
+            self._folders[call.id, when] = own
+        details = call.details()
         saved = []
         try:
             for place, part, args, kwargs in parts:
                 identifier = f"{os.getpid()}/{call.id}/{when}/{part}"
-                saved.append(str(store.save(folder / place, part, call.name, args, kwargs, identifier, details)))
+                saved.append(str(store.save(own.path() / place, part, call.name, args, kwargs, identifier, details)))
         except OSError as error:
-            messages.complain_once(
-                "autocompare", "disk", text=f"{folder} cannot be written ({error.strerror}): wrong calls are not saved"
-            )
+            reason = f"{self._out} cannot be written ({error.strerror})"
+            messages.complain_once("autocompare", "disk", text=f"{reason}: wrong calls are not saved")
         return saved
 
 

@@ -60,7 +60,8 @@ class CallInProgress:
         )
         # whether it has changed something need not be found out where it is known
         self._versions = [] if self.works_in_place else versions_of(tensors)
-        self._policy = _policy(name, tensors) if autocast_policy.is_any_enabled() else (None, None)
+        active = None if call.autocast is None else call.autocast.dtype
+        self._policy = (active, None if active is None else _chosen(name, active))
         self._is_tf32 = catalogue.has(name, catalogue.ON_MATRIX_UNITS) and _is_tf32(name, tensors)
 
     def joined(self) -> foreach_lists.Joined | None:
@@ -285,19 +286,9 @@ def _is_called_in_place(name: str) -> bool:
     return short == "__setitem__" or (short.endswith("_") and not short.endswith("__"))
 
 
-def _policy(name: str, tensors: Iterable[Tensor]) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """The dtype of autocast where it is on, and the one that it chooses for this op."""
-    for tensor in tensors:
-        if not tensor.is_cpu:
-            active = autocast_policy.active_dtype(tensor.device.type)
-            if active is not None:
-                return active, _chosen(name, active)
-            break
-    return None, None
-
-
 @functools.lru_cache(maxsize=10_000)
 def _chosen(name: str, active: torch.dtype) -> torch.dtype | None:
+    """The dtype that autocast gives this op."""
     return autocast_policy.dtype_by_policy(name, active)
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Container, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional
 
@@ -102,17 +103,18 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
 
     def _chosen_strategy(self, reference: str, count: int, limit: int) -> Strategy:
         tolerances, cast_table = Tolerances(), read_cast_tables().cast_table
-        on_cpu = Examiner(Comparer(tolerances, runs.References(cast_table), self.verbose >= 2), self.verbose, self.out)
-        deliver = self._report.take
+        comparer = Comparer(tolerances, runs.References(cast_table), self.verbose >= 2)
+        on_cpu = Examiner(comparer, self.verbose, self.dumps())
+        deliver = self.take
         if count:
-            workers = Workers(count, self.verbose, self.out, limit, deliver)
+            workers = Workers(count, self.verbose, self.dumps(), limit, deliver)
             return InWorkers(on_cpu, deliver, limit, workers)
         if reference == "cpu":
             return OnHost(on_cpu, deliver, limit)
         confirms = reference == "device,cpu"
         references = runs.References(cast_table, True, 1.0 if confirms else DEVICE_ALONE_SLACK)
         examiner = Examiner(
-            Comparer(tolerances, references), self.verbose, self.out, "reference", on_cpu if confirms else None
+            Comparer(tolerances, references), self.verbose, self.dumps(), "reference", on_cpu if confirms else None
         )
         return OnDevice(examiner, deliver, limit)
 
@@ -148,6 +150,14 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
+
+    def dumps(self) -> Path:
+        """Where wrong calls are saved."""
+        return self.out
+
+    def take(self, call: OpCall, outcome: report.Outcome) -> None:
+        """What came out of one call, or of its gradients. In any thread, and perhaps later."""
+        self._report.take(call, outcome)
 
     # -- one call -----------------------------------------------------------------------------------------------------
 

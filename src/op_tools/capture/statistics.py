@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Collection, Iterable
@@ -16,7 +15,6 @@ from torch import Tensor
 from op_tools.capture.notes import noter
 from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
-from op_tools.core.choices import this_rank
 from op_tools.core.gradients import Gradients
 from op_tools.core.tool import AnyTool
 from op_tools.device import digest, digests, staging
@@ -24,7 +22,7 @@ from op_tools.device.digest import Weights
 from op_tools.device.queues import stream_number
 from op_tools.device.staging import Kind, Stage, staged_as
 from op_tools.device.tensor_groups import grouped
-from op_tools.output import messages, paths, tables
+from op_tools.output import messages, paths, process, tables
 from op_tools.output.writer import Writer
 from op_tools.storage import files
 from op_tools.storage.pack import Pack
@@ -209,7 +207,7 @@ class Statistics:
 
     def _file(self) -> Pack:
         if self._pack is None:
-            head = {"pid": os.getpid(), "rank": this_rank(), "torch": torch.__version__}
+            head = {**process.identity(), "torch": torch.__version__}
             path = paths.capture_statistics(self._out)
             self._pack = Pack(path, head)
             self._files.append(str(path))

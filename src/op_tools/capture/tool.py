@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from op_tools import settings
+from op_tools.capture.collectives import Collectives, group_of
 from op_tools.capture.copies import RecentCopies
 from op_tools.capture.statistics import Statistics
 from op_tools.core.call import OpCall
@@ -22,6 +24,7 @@ from op_tools.core.modes import with_modes_aside
 from op_tools.core.tool import AnyTool, Tool
 from op_tools.core.watcher import Kept, State
 from op_tools.device.host_memory import HostMemory
+from op_tools.ops.catalogue import is_collective
 from op_tools.output import messages, paths, tables
 from op_tools.output.results import Results
 from op_tools.output.writer import Writer, spare_threads
@@ -68,12 +71,15 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         self._mode = mode
         self._memory = memory
         self._keeper: Keeper[Any, Any]
+        self._collectives: Collectives
 
     def started(self) -> None:
         mode = settings.argument("mode", self._mode, settings.CAPTURE_MODE)
         memory = settings.argument("memory", self._memory, settings.CAPTURE_MEMORY)
         self._calls: Counter[str] = Counter()
         self._keeper = Data(self, memory) if mode == "data" else Statistics(self)
+        self._collectives = Collectives()
+        self._collectives.start()
 
     def collected(self) -> Results:
         """How many calls of each op were captured. `files`: the folder, or the files of statistics."""
@@ -81,9 +87,14 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         return Results("OpCapture", ("op", "calls"), calls, sum(self._calls.values()), files=self._keeper.files())
 
     def stopped(self) -> None:
+        with_modes_aside(self._collectives.close)
         summary = with_modes_aside(self._keeper.close)
         if self.verbose >= 1 and summary:
             messages.say(summary)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._collectives.leave()
 
     def step_began(self, step: int) -> None:
         with_modes_aside(self._keeper.step_began)
@@ -95,7 +106,10 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         if state is None:
             return None
         self._calls[call.name] += 1
-        return self._keeper.after(call, state)
+        if not is_collective(call.name):
+            return self._keeper.after(call, state)
+        self._collectives.returned(call, lambda completed: self._keeper.after(completed, state))
+        return state
 
     def flowed(self, call: OpCall, state: object, gradients: Gradients) -> None:
         self._keeper.flowed(call, state, gradients)
@@ -104,12 +118,14 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
 class _Begun:
     """A call that is running. `inputs` until they are handed to the writer."""
 
-    __slots__ = ("call", "described", "inputs", "when")
+    __slots__ = ("call", "described", "folder", "group", "inputs", "when")
 
-    def __init__(self, call: OpCall, inputs: Taken, described: tables.Described | None) -> None:
+    def __init__(self, call: OpCall, out: Path, inputs: Taken, described: tables.Described | None) -> None:
         self.call = call.without_tensors()
         self.when = paths.timestamp()
+        self.folder = paths.OwnFolder(paths.capture_folder, out, call.name, call.id, self.when)
         self.inputs: Taken | None = inputs
+        self.group = group_of(call) if is_collective(call.name) else {}
         self.described = described
 
 
@@ -129,7 +145,7 @@ class Data:
         if self._writer.is_broken:
             return None
         described = tables.inputs(call) if self._tells else None
-        begun = _Begun(call, take((call.args, call.kwargs), self._memory, self._copies, call), described)
+        begun = _Begun(call, self._out, take((call.args, call.kwargs), self._memory, self._copies, call), described)
         # at once: should the op end the program, its inputs are what one wants to see. A call without a tensor on a
         # device may turn out to be none of ours.
         if any(not tensor.is_cpu for tensor in trees.tensors((call.args, call.kwargs))):
@@ -180,15 +196,15 @@ class Data:
             begun.inputs = None
 
     def _save(self, begun: _Begun, parts: dict[str, Taken], text: str) -> None:
-        self._writer.add(partial(self._write, begun.call, begun.when, parts, text))
+        self._writer.add(partial(self._write, begun, parts, text))
 
     # -- in a writer's thread -----------------------------------------------------------------------------------------
 
-    def _write(self, call: OpCall, when: str, parts: dict[str, Taken], text: str) -> None:
-        folder = str(paths.capture_folder(self._out, call.name, call.id, when))
-        details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
+    def _write(self, begun: _Begun, parts: dict[str, Taken], text: str) -> None:
+        call, folder = begun.call, str(begun.folder.path())
+        details = {**call.details(), **begun.group}
         for part, taken in parts.items():
-            identifier = f"{os.getpid()}/{call.id}/{when}/{part}"
+            identifier = f"{os.getpid()}/{call.id}/{begun.when}/{part}"
             path = self._files.write(folder, Content(part, call.name, identifier, taken, details))
             if self._tells:
                 messages.say(f"{path} saved")

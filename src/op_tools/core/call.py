@@ -6,6 +6,7 @@ import itertools
 from typing import Any, Callable
 
 from op_tools.core.where import Where
+from op_tools.ops import autocast_policy
 
 ids = itertools.count(1)
 
@@ -14,9 +15,10 @@ class OpCall:
     """One call of one op, from before it runs until its gradients have flowed.
 
     `result` is set once the op has run, `error` if it raised instead. `step` is the training step (steps.py).
+    `autocast` is the one that it runs under, None for most.
     """
 
-    __slots__ = ("args", "error", "func", "id", "kwargs", "name", "result", "step", "where")
+    __slots__ = ("args", "autocast", "error", "func", "id", "kwargs", "name", "result", "step", "where")
 
     def __init__(
         self,
@@ -36,13 +38,22 @@ class OpCall:
         self.error: BaseException | None = None
         self.where = where
         self.step = step
+        self.autocast = autocast_policy.of_call(args, kwargs) if autocast_policy.is_any_enabled() else None
 
     def without_tensors(self) -> OpCall:
         """The same call with its arguments and result let go: what may be kept until backward."""
         kept = OpCall.__new__(OpCall)
         kept.id, kept.name, kept.func, kept.step, kept.where = self.id, self.name, self.func, self.step, self.where
+        kept.autocast = self.autocast
         kept.args, kept.kwargs, kept.result, kept.error = (), {}, None, None
         return kept
+
+    def details(self) -> dict[str, Any]:
+        """What stands beside its tensors on disk."""
+        noted = {"forward_id": self.id, "step": self.step, "source": self.where.line(), "module": self.where.module}
+        if self.autocast is not None:
+            noted["autocast"] = self.autocast.noted()
+        return noted
 
     def __repr__(self) -> str:
         return f"<OpCall {self.id} {self.name} at {self.where.line()}>"

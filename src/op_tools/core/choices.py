@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container
 from typing import Any
 
-import torch
-
 from op_tools import settings
 from op_tools.errors import SettingError
-
-
-def this_rank() -> int:
-    """This process's rank in a distributed run; 0 where there is none."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0
-
-
-def world_size() -> int:
-    """How many ranks this run has; 1 where it is not distributed."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    size = os.environ.get("WORLD_SIZE", "1")
-    return int(size) if size.isdigit() else 1
 
 
 def numbers(name: str, given: Any, setting: settings.Setting[Container[int] | None]) -> Container[int] | None:

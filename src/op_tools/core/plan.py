@@ -34,6 +34,7 @@ class Plan:
         self.watches_gradients = any(tool.watches_gradients for tool in self.watchers)
         self.conditional = any(tool.condition is not None for tool in chosen)
         self.moves = moves_to_device(name)
+        self.sees_cpu = any(tool.sees_cpu for tool in chosen)
         self.print_stack = any(tool.print_stack for tool in chosen)
         self.announced = False
         self.shortcut: Callable[..., Any] | None = None

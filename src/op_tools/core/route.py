@@ -35,7 +35,7 @@ def through_tools(
     place = place_of(args)
     if kwargs and place is not DEVICE:
         place = place_of(kwargs.values()) or place
-    if place is CPU and not plan.moves:
+    if place is CPU and not (plan.moves or plan.sees_cpu):
         return func(*args, **kwargs)
     reason = reason_to_leave_alone(place)
     if reason is not None:
@@ -45,7 +45,7 @@ def through_tools(
         plans[plan.key] = None
     if not plan.watchers and not plan.changers:
         return func(*args, **kwargs)
-    return _call(plan, func, args, kwargs, place is DEVICE)
+    return _call(plan, func, args, kwargs, place is DEVICE or plan.sees_cpu)
 
 
 def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Callable, ClassVar, TypeVar, Union, cast
 
 from op_tools import settings
 from op_tools.core import running, spelling
-from op_tools.core.choices import numbers, this_rank, world_size
+from op_tools.core.choices import numbers
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.running import Watched
 from op_tools.core.session import this_threads_session
@@ -22,6 +22,7 @@ from op_tools.core.watcher import Condition, Kept, State, Watcher
 from op_tools.errors import SettingError, StopTraining
 from op_tools.ops.selection import Ops, selection
 from op_tools.output import messages
+from op_tools.output.process import this_rank, world_size
 from op_tools.output.results import Results
 
 Self = TypeVar("Self", bound="AnyTool")

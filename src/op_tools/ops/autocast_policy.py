@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -33,6 +33,39 @@ def autocast(device_type: str, **options: Any) -> Iterator[None]:
             yield
     finally:
         torch.autocast_decrement_nesting()
+
+
+class Autocast(NamedTuple):
+    """The autocast that a call runs under."""
+
+    device_type: str
+    dtype: torch.dtype
+    caches: bool  # whether the low-precision copies of weights are kept
+
+    def noted(self) -> dict[str, Any]:
+        """As it stands in JSON."""
+        return {"device": self.device_type, "dtype": str(self.dtype).partition(".")[2], "cache": self.caches}
+
+    def __str__(self) -> str:
+        return f"autocast: {str(self.dtype).partition('.')[2]}{'' if self.caches else ' without cache'}"
+
+
+def of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Autocast | None:
+    """The autocast that is on for the device of these arguments. To be asked only where `is_any_enabled`."""
+    device_types = [tensor.device.type for tensor in trees.tensors((args, kwargs))]
+    device_type = next((kind for kind in device_types if kind != "cpu"), "cpu")  # a scalar on the CPU does not decide
+    dtype = active_dtype(device_type) if device_types else None
+    return None if dtype is None else Autocast(str(device_type), dtype, torch.is_autocast_cache_enabled())
+
+
+def from_note(note: Any) -> Autocast | None:
+    """What `noted` gave, from JSON. Raises ValueError where that cannot have come from it."""
+    if note is None:
+        return None
+    dtype = getattr(torch, str(note.get("dtype")), None) if isinstance(note, dict) else None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"autocast cannot have been {note!r}")
+    return Autocast(str(note.get("device", "")), dtype, note.get("cache") is not False)
 
 
 def active_dtype(device_type: str) -> torch.dtype | None:

@@ -14,9 +14,8 @@ from torch.overrides import get_overridable_functions, resolve_name
 
 from op_tools.errors import UnknownOpError
 from op_tools.ops.catalogue import NO_OPS
-
-# registered ops that reach beyond the tensors they are given
-_REACHES_FILES = ("torch.from_file", "aten.from_file", "torch.Tensor.share_memory_", "torch.load", "torch.save")
+from op_tools.ops.names import normalized
+from op_tools.ops.purity import is_pure, overloads
 
 
 def look_up(name: str) -> tuple[Any, str, Any]:
@@ -41,21 +40,29 @@ def look_up(name: str) -> tuple[Any, str, Any]:
 def torch_op(name: str, trusted: tuple[str, ...] = ()) -> Any:
     """An op of torch, or one that is registered with it, by a name that was read from a file.
 
-    A name in a file must not be able to run any code: functions of other packages are found only below `trusted` ones.
+    A file must not be able to do anything but compute: the op must be a function of tensors (purity.py). Functions of
+    other packages are found only below `trusted` ones.
     """
     if any(name.startswith(f"{package}.") for package in trusted):
         return look_up(name)[2]
-    function = None
-    if name not in _REACHES_FILES and not NO_OPS.fullmatch(name):
-        function = _torchs_own().get(name) or _registered(name)
-        if function is None and name.startswith("torch.") and name.count(".") == 1:
-            # factories and the ops of optimizers: torch.full, torch._foreach_add_
-            function = getattr(torch._C._VariableFunctions, name.partition(".")[2], None)
+    is_op = not NO_OPS.fullmatch(name)
+    registered = _registered(name) if is_op else None
+    function = registered or (_by_torchs_name(name) if is_op else None)
     if function is None:
-        raise UnknownOpError(
-            f"{name!r} is no op of torch, so a file may not name it. If it is one of your own, say so: --trust "
-            f"{name.partition('.')[0]}"
-        )
+        package = name.partition(".")[0]
+        hint = "" if package == "torch" else f". If it is one of your own, say so: --trust {package}"
+        raise UnknownOpError(f"{name!r} is no op of torch, so a file may not name it{hint}")
+    kernels = registered or _registered(f"aten.{normalized(name).form}")
+    if kernels is not None and not is_pure(kernels):
+        raise UnknownOpError(f"{name!r} may not be run from a file: it does more than compute with tensors")
+    return function
+
+
+def _by_torchs_name(name: str) -> Any:
+    """`torch.Tensor.add`, `torch.nn.functional.linear`; factories and the ops of optimizers: `torch.full`."""
+    function = _torchs_own().get(name)
+    if function is None and name.startswith("torch.") and name.count(".") == 1:
+        function = getattr(torch._C._VariableFunctions, name.partition(".")[2], None)
     return function
 
 
@@ -86,9 +93,8 @@ def _registered(name: str) -> Any:
     packet_name, _, overload = rest.partition(".")
     if not packet_name or namespace == "torch":
         return None
-    has_kernel = getattr(torch._C, "_dispatch_has_kernel", lambda _: True)
-    packet = getattr(getattr(torch.ops, namespace), packet_name, None)
-    if packet is None or not any(has_kernel(getattr(packet, each).name()) for each in packet.overloads()):
+    packet = getattr(getattr(torch.ops, namespace, None), packet_name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket) or not overloads(packet):
         return None
     return getattr(packet, overload, None) if overload else packet
 

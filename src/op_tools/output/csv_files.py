@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from op_tools.output import messages
+from op_tools.output import messages, paths, process
 
 
 @lru_cache(maxsize=10_000)
@@ -22,7 +23,8 @@ def cell(text: str) -> str:
 class CsvFile:
     """Rows are kept until there are `most` of them, then written out; `close` writes the rest.
 
-    The file is made with the first rows. Where it cannot be written (a full disk), that is said once, rows are dropped.
+    The file is made with the first rows, and ends each with the host and the rank. Where it cannot be written (a full
+    disk), that is said once, and rows are dropped.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], most: int) -> None:
@@ -64,11 +66,16 @@ class CsvFile:
         rows, self._rows, self._more = self._rows, [], 0
         if not rows or self._broken:
             return
-        header = [] if self._begun else [_row(self._columns)]
-        text = b"".join([*header, *map(_row, rows)])
+        end = f",{cell(process.this_host())},{process.this_rank()}\r\n".encode()
+        text = b"".join(map(_row, rows)).replace(b"\r\n", end)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "ab") as file:
+            if self._begun:
+                file = open(self.path, "ab")  # noqa: SIM115  closed below
+            else:
+                descriptor, self.path = paths.create(self.path)
+                file = os.fdopen(descriptor, "ab")
+                text = _row((*self._columns, "host", "rank")) + text
+            with file:
                 file.write(text)
             self._begun = True
         except OSError as error:

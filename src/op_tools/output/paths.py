@@ -1,11 +1,20 @@
-"""Where results land on disk: the layout of folders and file names."""
+"""Where results land on disk: the layout of folders and file names.
+
+Processes of several machines may share a folder, even with the same pid, and tools may be nested: a file or a folder is
+its maker's alone. Who comes second gets a name with `_2` behind it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Callable
+
+REPLAYED = "op_replay_results"  # the folder of what replay writes, which it must not replay
 
 
 def timestamp() -> str:
@@ -25,7 +34,7 @@ def capture_folder(out: Path, op: str, forward_id: int, when: str) -> Path:
 
 def capture_statistics(out: Path) -> Path:
     """A file with statistics of tensors."""
-    return _not_taken(capture_root(out) / f"op_capture_statistics_pid{os.getpid()}_{timestamp()}.pack")
+    return capture_root(out) / f"op_capture_statistics_pid{os.getpid()}_{timestamp()}.pack"
 
 
 def autocompare_folder(out: Path, op: str, forward_id: int, when: str) -> Path:
@@ -36,27 +45,66 @@ def autocompare_folder(out: Path, op: str, forward_id: int, when: str) -> Path:
 
 def autocompare_csv(out: Path) -> Path:
     """A table of comparisons."""
-    return _not_taken(out / "op_autocompare_result" / f"op_autocompare_info_pid{os.getpid()}_{timestamp()}.csv")
+    return out / "op_autocompare_result" / f"op_autocompare_info_pid{os.getpid()}_{timestamp()}.csv"
 
 
 def time_measure_csv(out: Path) -> Path:
     """A table of times; the spelling is the one that scripts in the field look for."""
-    return _not_taken(out / "op_time_measure_result" / f"op_elasped_info_pid{os.getpid()}_{timestamp()}.csv")
+    return out / "op_time_measure_result" / f"op_elasped_info_pid{os.getpid()}_{timestamp()}.csv"
 
 
-_taken: set[Path] = set()
-_lock = threading.Lock()
+def create(path: Path) -> tuple[int, Path]:
+    """A new file, open for appending, under this name or the next one that is free."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name in _names(path):
+        try:
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666), name
+        except FileExistsError:
+            continue
+    raise AssertionError("there is always another name")
 
 
-def _not_taken(path: Path) -> Path:
-    """Two tables of one process may begin within a second; the process is in the name, so no other can take it."""
-    with _lock:
-        unused, number = path, 1
-        while unused.absolute() in _taken:
-            number += 1
-            unused = path.with_name(f"{path.stem}_{number}{path.suffix}")
-        _taken.add(unused.absolute())
-        return unused
+class OwnFolder:
+    """The folder of a call, which is made when it is first asked for, by any thread."""
+
+    __slots__ = ("_layout", "_lock", "_path", "_wanted")
+
+    def __init__(self, layout: Callable[[Path, str, int, str], Path], out: Path, op: str, id: int, when: str) -> None:
+        self._layout = layout
+        self._wanted = (out, op, id, when)  # no path yet: this stands on the way of every call
+        self._lock = threading.Lock()
+        self._path: Path | None = None
+
+    def path(self) -> Path:
+        """Under its name, or the next one that is free."""
+        with self._lock:
+            if self._path is None:
+                self._path = _made(self._layout(*self._wanted))
+            return self._path
+
+
+def _made(folder: Path) -> Path:
+    for name in _names(folder):
+        try:
+            _make(name)
+            return name
+        except FileExistsError:
+            continue
+    raise AssertionError("there is always another name")
+
+
+def _make(folder: Path) -> None:
+    try:
+        os.mkdir(folder)
+    except FileNotFoundError:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.mkdir(folder)
+
+
+def _names(path: Path) -> Iterator[Path]:
+    yield path
+    for number in itertools.count(2):
+        yield path.with_name(f"{path.stem}_{number}{path.suffix}")
 
 
 def _as_file_name(op: str) -> str:

@@ -47,6 +47,9 @@ class Call(Protocol):
     error: BaseException | None
 
     @property
+    def autocast(self) -> object: ...
+
+    @property
     def where(self) -> Place: ...
 
 
@@ -62,6 +65,17 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], keep_empty: boo
     if rows:
         lines.append(border)
     return "\n".join(lines)
+
+
+def fitted(columns: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> str:
+    """A box that is no wider than `width`: the longest cells are cut."""
+    rows = [tuple(map(str, row)) for row in rows]
+    kept = [index for index, _ in enumerate(columns) if any(row[index] for row in rows)]
+    columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows)]
+    while widths and sum(widths) + 3 * len(widths) + 1 > width and max(widths) > MIN_CELL:
+        widths[widths.index(max(widths))] -= 1
+    return table(columns, [[_short(cell, room) for cell, room in zip(row, widths)] for row in rows])
 
 
 def _line(row: Iterable[str], widths: Iterable[int]) -> str:
@@ -105,7 +119,8 @@ def heading(call: Call) -> str:
     """What stands above each table: the op's name, its id, and the user's own source line."""
     where = call.where
     module, stack = where.module, where.stack
-    text = f"{call.name}    forward_id: {call.id}{'    ' if module else ''}{module}\n{where.line()}"
+    autocast = "" if call.autocast is None else f"    {call.autocast}"
+    text = f"{call.name}    forward_id: {call.id}{'    ' if module else ''}{module}{autocast}\n{where.line()}"
     return f"{text}\n{stack}" if stack else text
 
 
@@ -163,6 +178,7 @@ class _Template:
 
 # for the helper a text and where its gaps begin; without it texts and gaps by turns
 _Table = Union[tuple[str, tuple[int, ...]], list[str]]
+MIN_CELL = 12  # letters that a cell is not cut below
 MAX_ROWS = 20_000  # that are remembered; an optimizer's call may have a thousand
 MAX_TABLES = 8  # of one part, with numbers of other lengths
 _GAP: Any = object()  # in place of a cell

@@ -254,16 +254,16 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
         """Saves what a call was given, as it was before it, and what it made of it; in the layout of OpCapture."""
         call = checked.call
         when = paths.timestamp()
-        folder = paths.capture_folder(self.out, call.name, call.id, when)
-        details = {"forward_id": call.id, "step": call.step, "source": call.where.line(), "module": call.where.module}
+        own = paths.OwnFolder(paths.capture_folder, self.out, call.name, call.id, when)
+        details = call.details()
         try:
             for part, args, kwargs in _parts(checked):
-                store.save(folder, part, call.name, args, kwargs, f"{os.getpid()}/{call.id}/{when}/{part}", details)
+                store.save(own.path(), part, call.name, args, kwargs, f"{os.getpid()}/{call.id}/{when}/{part}", details)
         except OSError as error:
-            messages.complain(f"{folder} cannot be written ({error.strerror}): OpOverflowCheck goes on without it")
+            messages.complain(f"{self.out} cannot be written ({error.strerror}): OpOverflowCheck goes on without it")
             return
         if self.verbose >= 1:
-            messages.say(f"OpOverflowCheck: inputs saved to {folder}")
+            messages.say(f"OpOverflowCheck: inputs saved to {own.path()}")
 
     # -- output -------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from op_tools.core.where import RecordedWhere, Where, pretended
 from op_tools.errors import CaptureError
+from op_tools.ops.autocast_policy import Autocast, from_note
 from op_tools.ops.lookup import torch_op
 from op_tools.storage import store
 from op_tools.storage.encoding import ForeignDevice, Unstorable
@@ -28,6 +29,7 @@ class Replayable:
     kwargs: dict[str, Any]
     grad_outputs: tuple[Tensor | None, ...]
     where: Where
+    autocast: Autocast | None
 
 
 def load(folder: Path, trusted: tuple[str, ...] = ()) -> Replayable:
@@ -38,16 +40,14 @@ def load(folder: Path, trusted: tuple[str, ...] = ()) -> Replayable:
         if isinstance(value, Unstorable):
             raise CaptureError(f"{folder} cannot be run again: its argument {value} could not be stored")
     gradients = () if capture.grad_outputs is None else capture.grad_outputs.args
-    return Replayable(given.name, torch_op(given.name, trusted), given.args, given.kwargs, gradients, _place(folder))
-
-
-def _place(folder: Path) -> Where:
-    """The source line and module that the capture was made at; for reading only, so a missing one is no error."""
+    note = store.load_note(folder)
+    where = RecordedWhere(str(note.get("source") or folder), str(note.get("module") or ""))
     try:
-        noted = json.loads((folder / "input.pth.json").read_text(encoding="utf-8"))
-        return RecordedWhere(str(noted.get("source") or folder), str(noted.get("module") or ""))
-    except (OSError, ValueError, AttributeError):
-        return RecordedWhere(str(folder), "")
+        autocast = from_note(note.get("autocast"))
+    except ValueError as error:
+        raise CaptureError(f"{folder}/input.pth.json cannot be used: {error}") from None
+    function = torch_op(given.name, trusted)
+    return Replayable(given.name, function, given.args, given.kwargs, gradients, where, autocast)
 
 
 def run(capture: Replayable, device: torch.device, forward_only: bool) -> None:
@@ -55,9 +55,17 @@ def run(capture: Replayable, device: torch.device, forward_only: bool) -> None:
     with torch._C.DisableTorchFunction():
         args, kwargs = _fresh_arguments(capture, device)
     with pretended(capture.where):
-        result = capture.func(*args, **kwargs)
+        with _autocast(capture.autocast, device):
+            result = capture.func(*args, **kwargs)
         if not forward_only:
             _run_backward(capture, result, device)
+
+
+def _autocast(autocast: Autocast | None, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """As it was when the call was captured, for the device that runs it now."""
+    if autocast is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=autocast.dtype, cache_enabled=autocast.caches)
 
 
 def _fresh_arguments(capture: Replayable, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:

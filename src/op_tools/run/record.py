@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import platform
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -20,11 +18,10 @@ from typing import Any
 
 import torch
 
-from op_tools.core.choices import this_rank, world_size
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS
 from op_tools.core.tool import AnyTool
-from op_tools.output import messages
+from op_tools.output import messages, process
 
 SCHEMA = "ditorch.process/1"
 _SECONDS_BETWEEN = 10.0
@@ -52,7 +49,7 @@ class Record:
         if not any(found.calls for found in results) and not STEPS.ended_by_optimizers:
             return  # a process that only helps, such as a launcher or a loader of data
         found = {**self._facts(ended), "tools": [_plain(one.as_dictionary(_MAX_ROWS)) for one in results]}
-        path = self._folder / f"{socket.gethostname()}-rank{this_rank()}-pid{os.getpid()}.json"
+        path = self._folder / "{host}-rank{rank}-pid{pid}.json".format(**process.identity())
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp")
@@ -65,10 +62,8 @@ class Record:
     def _facts(self, ended: float | None) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "rank": this_rank(),
-            "world_size": world_size(),
+            **process.identity(),
+            "world_size": process.world_size(),
             "arguments": sys.argv,
             "started": self._started,
             "ended": ended,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -52,6 +54,12 @@ def _make(folder: str) -> None:
         _make(parent)
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raises OSError for a pipe or a device: who opens it may wait, or read, for ever."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
 
 
 def write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:

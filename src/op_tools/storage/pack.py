@@ -1,6 +1,6 @@
 """Statistics of many tensors in one file: what OpCapture(mode="statistics") writes, and how it is read.
 
-    for record in pack.read("op_tools_results"):
+    for record in op_tools.read_statistics("op_tools_results"):
         print(record.op, record.part, record.place, record.shape, record.mean, record.sketch)
 
 The file grows by whole blocks, each with its length and checksum: after a crash, all but an unfinished last one can be
@@ -15,7 +15,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from torch import Tensor
 
 from op_tools.device.digest import SKETCH
 from op_tools.errors import CaptureError
+from op_tools.output import paths
 from op_tools.storage.archive import bytes_at
-from op_tools.storage.files import write_all
+from op_tools.storage.files import check_regular, write_all
 
 _MAGIC = b"op_tools statistics 1\n"
 _BLOCK = struct.Struct("<cLL")  # kind, length, checksum
@@ -97,14 +98,51 @@ class Pack:
     def _append(self, kind: bytes, content: bytes) -> None:
         try:
             if self._descriptor is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                self._descriptor, self.path = paths.create(self.path)
                 write_all(self._descriptor, [_MAGIC + json.dumps(self._head).encode() + b"\n"])
             block = _BLOCK.pack(kind, len(content), zlib.crc32(content)) + content
             write_all(self._descriptor, [block])
             self.length += len(block)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
+
+
+class StatisticsFiles:
+    """Records of files on disk, read each time that one goes over them: there may be more than memory holds."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.files = sorted(self.path.rglob("op_capture_statistics_*.pack")) if self.path.is_dir() else [self.path]
+        if not self.files:
+            raise CaptureError(
+                f"{self.path} holds no statistics: there is no op_capture_statistics_*.pack below it. "
+                'OpCapture(mode="statistics") makes them.'
+            )
+
+    def __iter__(self) -> Iterator[TensorRecord]:
+        for file in self.files:
+            yield from read(file)
+
+    def to_pandas(self) -> Any:
+        """All records as a DataFrame, a row for each; pandas has to be installed."""
+        import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+        names = [field.name for field in fields(TensorRecord)]
+        return pandas.DataFrame([[getattr(record, name) for name in names] for record in self], columns=names)
+
+    def __repr__(self) -> str:
+        return f"<statistics in {len(self.files)} file{'s' if len(self.files) > 1 else ''} at {self.path}>"
+
+
+def read_statistics(path: str | os.PathLike[str] = "op_tools_results") -> StatisticsFiles:
+    """What OpCapture(mode="statistics") wrote: a file, or all files below a folder, in the order of their names.
+
+    Iterate over it for records with the attributes of `TensorRecord`, or call `.to_pandas()`. A path that holds no
+    statistics is a CaptureError.
+    """
+    if not Path(path).exists():
+        raise CaptureError(f"{path} holds no statistics: there is no such file or folder")
+    return StatisticsFiles(path)
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
@@ -131,6 +169,7 @@ def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
 
 def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             if file.readline(len(_MAGIC)) != _MAGIC:
                 raise CaptureError(f"{path} cannot be used: it holds no statistics that OpCapture wrote")

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from op_tools.device.host_memory import HostMemory
 from op_tools.errors import CaptureError
+from op_tools.output import paths, process
 from op_tools.storage import encoding, files
 from op_tools.storage.archive import FOLDER, Archive
 from op_tools.storage.snapshot import HostTensor, Taken, take
@@ -105,7 +106,8 @@ class Files:
 
 def _described(content: Content) -> str:
     """JSON with one line for each tensor or value."""
-    head = {"name": content.name, "part": content.part, "identifier": content.identifier, **content.details}
+    head = {"name": content.name, "part": content.part, "identifier": content.identifier}
+    head = {**head, **content.details, **process.identity()}
     args, kwargs = content.taken.value
     is_result = content.part == "output" and len(args) == 1
     places = trees.results(args[0]) if is_result else trees.arguments(args, kwargs)
@@ -169,6 +171,10 @@ def find_captures(root: str | os.PathLike[str]) -> Iterator[Path]:
         raise CaptureError(f"{os.fspath(root)} is no folder: give one that OpCapture wrote, or one above it")
     for folder, inner, names in os.walk(root):
         inner.sort(key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+        if Path(folder).parts[-3:-2] == ("autocompare",) and "device" in inner:
+            inner[:] = ["device"]  # of a call that was found wrong; the reference's arguments beside it are the same
+        if paths.REPLAYED in inner:
+            inner.remove(paths.REPLAYED)  # what replay itself has written
         if "input.pth" in names:
             yield Path(folder)
 
@@ -176,10 +182,21 @@ def find_captures(root: str | os.PathLike[str]) -> Iterator[Path]:
 def load(folder: str | os.PathLike[str]) -> Capture:
     """One captured call, all of it. Raises CaptureError where a file of it cannot be used."""
     folder = Path(folder)
-    parts = {part: load_part(folder / f"{part}.pth") for part in PARTS if (folder / f"{part}.pth").exists()}
+    parts = {part: load_part(folder / f"{part}.pth") for part in PARTS if os.path.lexists(folder / f"{part}.pth")}
     if "input" not in parts:
         raise CaptureError(f"{folder} holds no captured call: there is no input.pth in it")
     return Capture(folder, parts["input"], *(parts.get(part) for part in PARTS[1:]))
+
+
+def load_note(folder: Path) -> dict[str, Any]:
+    """What stands in the JSON beside the inputs of a call; a missing one is no error."""
+    path = folder / "input.pth.json"
+    try:
+        files.check_regular(path)
+        note = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def load_part(path: str | os.PathLike[str]) -> Part:
@@ -199,6 +216,7 @@ def load_part(path: str | os.PathLike[str]) -> Part:
 
 def _check(path: Path) -> None:
     """torch.load does not look at checksums, and would take files of older kinds that are not safe in every release."""
+    files.check_regular(path)
     with open(path, "rb") as file:
         if file.read(4) != b"PK\3\4":
             raise ValueError("it is no file that torch.save writes")

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from op_tools.output import messages
+from op_tools.output import messages, paths, process
 
 EVENTS_PER_WRITE = 2000  # events before they are written out
 
@@ -63,8 +63,8 @@ class TraceFile:
         key = (device, stream)
         track = self._tracks.get(key)
         if track is None:
-            process = self._devices.setdefault(device, len(self._devices))
-            track = self._new_track(key, process, device, len(self._tracks) + 1, f"stream {key[1]}")
+            process_id = self._devices.setdefault(device, len(self._devices))
+            track = self._new_track(key, process_id, device, len(self._tracks) + 1, f"stream {key[1]}")
         return track
 
     @staticmethod
@@ -93,13 +93,17 @@ class TraceFile:
         if self._written and not self._failed:
             self._append(b"\n]\n")
 
-    def _new_track(self, key: Any, process: int, process_name: str, number: int, name: str) -> str:
-        for kind, title in (("process_name", process_name), ("thread_name", name)):
-            self._lines.append(
-                json.dumps({"name": kind, "ph": "M", "pid": process, "tid": number, "args": {"name": title}})
-            )
-        track = self._tracks[key] = f'"pid":{process},"tid":{number}'
+    def _new_track(self, key: Any, process_id: int, process_name: str, number: int, name: str) -> str:
+        if not self._tracks:
+            labels = f"rank {process.this_rank()}, {process.this_host()}"
+            self._note("process_labels", process_id, number, labels=labels)
+        self._note("process_name", process_id, number, name=process_name)
+        self._note("thread_name", process_id, number, name=name)
+        track = self._tracks[key] = f'"pid":{process_id},"tid":{number}'
         return track
+
+    def _note(self, kind: str, process_id: int, number: int, **arguments: str) -> None:
+        self._lines.append(json.dumps({"name": kind, "ph": "M", "pid": process_id, "tid": number, "args": arguments}))
 
     def _write(self) -> None:
         lines, self._lines = self._lines, []
@@ -115,7 +119,9 @@ class TraceFile:
 
     def _append(self, text: bytes) -> None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._written:
+                descriptor, self.path = paths.create(self.path)
+                os.close(descriptor)
             with open(self.path, "ab") as file:
                 file.write(text)
         except OSError as error:

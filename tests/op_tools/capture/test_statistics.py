@@ -514,3 +514,35 @@ def test_verbose_2_shows_the_calls(device, capsys):
     out = capsys.readouterr().out
     assert "| torch.Tensor.mul inputs[0] |" in out
     assert "| torch.Tensor.mul grad_outputs |" in out
+
+
+class TestReading:
+    @pytest.fixture
+    def records(self, device):
+        x = torch.tensor([1.0, 2.0, 3.0], device=device)
+        for _ in range(2):
+            with op_tools.OpCapture(mode="statistics", verbose=0):
+                x.mul(2)
+        return op_tools.read_statistics()
+
+    def test_records_are_plain_objects_that_can_be_gone_over_again(self, records):
+        found = [(record.op, record.part, record.place, record.shape, record.max) for record in records]
+        op = "torch.Tensor.mul"
+        assert found == 2 * [(op, "input", "[0]", (3,), 3.0), (op, "output", "", (3,), 6.0)]
+        assert len(list(records)) == 4
+        assert repr(records) == "<statistics in 2 files at op_tools_results>"
+
+    def test_one_file(self, records):
+        assert len(list(op_tools.read_statistics(records.files[0]))) == 2
+
+    def test_as_a_table_of_pandas(self, records):
+        pandas = pytest.importorskip("pandas")
+        table = records.to_pandas()
+        assert isinstance(table, pandas.DataFrame)
+        assert list(table["max"]) == [3.0, 6.0, 3.0, 6.0]
+
+    def test_a_path_without_statistics_is_named(self, tmp_path):
+        with pytest.raises(CaptureError, match=r"nowhere holds no statistics: there is no such file or folder"):
+            op_tools.read_statistics("nowhere")
+        with pytest.raises(CaptureError, match=r"there is no op_capture_statistics_\*\.pack below it"):
+            op_tools.read_statistics(tmp_path)

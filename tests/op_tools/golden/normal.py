@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 _TIMES = {"forward", "backward", "total", "mean", "share", "forward_elasped", "backward_elasped"}
+_TIMES |= {"forward ms", "backward ms"}
 _WHEN = r"\d{4}(?:-\d\d){5}"
 
 
@@ -75,7 +76,8 @@ class Normal:
         return _boxed([header, *rest])
 
     def _cells(self, header: list[str], row: list[str]) -> list[str]:
-        cells = [self._cell(column, cell, "unit" in header) for column, cell in zip(header, row)]
+        has_times = "unit" in header or "forward ms" in header
+        cells = [self._cell(column, cell, has_times) for column, cell in zip(header, row)]
         # how OpAutoCompare's reference run gets its gradients is its own business
         if "requires_grad" in header and re.search(r" (in|out)puts\(cpu\)", cells[0]):
             cells[header.index("requires_grad")] = ""

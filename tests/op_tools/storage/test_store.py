@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from op_tools.errors import CaptureError
+from op_tools.output import process
 from op_tools.storage import encoding, files, store
 
 
@@ -271,6 +272,7 @@ def test_json_beside_it_is_for_reading(tmp_path):
         "part": "input",
         "identifier": "7",
         **details,
+        **process.identity(),
         "values": [
             {
                 "name": "torch.add inputs[0]",
@@ -456,3 +458,31 @@ def test_archives_beyond_four_gigabytes_are_readable(tmp_path):
         assert entries["op_capture/behind"].header_offset > 2**32
     assert second > 2**32
     assert place % 64 == 0
+
+
+class TestFindingCaptures:
+    @pytest.mark.parametrize("name", ["input.pth", "output.pth"])
+    def test_a_pipe_is_no_part_of_a_call_and_nobody_waits_for_it(self, tmp_path, name):
+        store.save(tmp_path / "call", "input", "torch.add", (torch.ones(2),), {}, "")
+        (tmp_path / "call" / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / "call" / name)
+        with pytest.raises(CaptureError, match=f"{name} cannot be used: it is no regular file"):
+            store.load(tmp_path / "call")
+
+    def test_a_pipe_is_no_note(self, tmp_path):
+        os.mkfifo(tmp_path / "input.pth.json")
+        assert store.load_note(tmp_path) == {}
+
+    def test_what_replay_wrote_is_not_found(self, tmp_path):
+        for folder in ("mine", "op_replay_results/op_capture_results/torch.add/1/1/now"):
+            store.save(tmp_path / folder, "input", "torch.add", (torch.ones(2),), {}, "")
+        assert list(store.find_captures(tmp_path)) == [tmp_path / "mine"]
+
+    def test_a_call_that_was_found_wrong_is_found_once(self, tmp_path):
+        """It is kept as it was on the device and, with the same arguments, as the reference had it."""
+        dump = tmp_path / "torch.add" / "1" / "autocompare" / "5" / "now"
+        for place in ("device", "cpu"):
+            store.save(dump / place, "input", "torch.add", (torch.ones(2),), {}, "")
+        store.save(tmp_path / "device", "input", "torch.add", (torch.ones(2),), {}, "")
+        store.save(tmp_path / "other", "input", "torch.add", (torch.ones(2),), {}, "")
+        assert set(store.find_captures(tmp_path)) == {dump / "device", tmp_path / "device", tmp_path / "other"}

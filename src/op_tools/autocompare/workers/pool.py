@@ -176,8 +176,9 @@ class _Worker:
             number, path = self._number, self._workers.path(self._number, str(self._process.pid))
             try:
                 packed, size = transfer.pack(values, path)
-                place = None if call is None else (call.name, call.id, call.step, call.where.line(), call.where.module)
+                place = None
                 if call is not None:
+                    place = (call.name, call.id, call.step, call.where.line(), call.where.module, call.autocast)
                     self._note(number, call, size)
                 transfer.send(self._process.stdin, (kind, number, place, facts, packed, path, size, keep))
                 return True

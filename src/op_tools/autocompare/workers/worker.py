@@ -23,6 +23,7 @@ from op_tools.autocompare.workers import transfer
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.where import RecordedWhere
+from op_tools.ops.autocast_policy import Autocast
 from op_tools.ops.cast_tables import read_cast_tables
 from op_tools.ops.lookup import torch_op
 
@@ -78,10 +79,10 @@ def _done(job: Any, examiner: Examiner, kept: dict[int, ObservedCall]) -> tuple[
     return number, examiner.forward(call, seen)
 
 
-def _call(place: tuple[str, int, int, str, str]) -> OpCall:
-    name, id, step, line, module = place
+def _call(place: tuple[str, int, int, str, str, Autocast | None]) -> OpCall:
+    name, id, step, line, module, autocast = place
     call = OpCall(name, torch_op(name), (), {}, RecordedWhere(line, module), step)
-    call.id = id
+    call.id, call.autocast = id, autocast
     return call
 
 

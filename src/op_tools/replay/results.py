@@ -1,0 +1,178 @@
+"""What came out of a replay: as data, as JSON, as a table of all calls on disk, and in words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from op_tools.output import paths, process, tables
+from op_tools.output.csv_files import CsvFile
+from op_tools.timing.ledger import Total
+
+SCHEMA = "ditorch.replay/1"
+MAX_SHOWN = 20  # calls that are wrong, and rows of the table; the file has all
+# what can become of a call, the worst first; the first three make the exit code 1
+FAILURES = ("wrong", "failed", "unusable")
+STATUSES = (*FAILURES, "not compared", "left out", "right", "ran")
+_COLUMNS = ("folder", "name", "status", "reason", "values", "autocast", "source", "module")
+
+
+@dataclass
+class Wrong:
+    """One value of a call that is wrong."""
+
+    what: str  # output, grad[1]; "captured output" is what the other device had given
+    reason: str
+    severity: float
+
+
+@dataclass
+class CallResult:
+    """What became of one captured call."""
+
+    folder: str
+    name: str
+    status: str = "ran"
+    reason: str = ""
+    values: int = 0  # that were compared
+    wrong: list[Wrong] = field(default_factory=list)
+    autocast: str = ""
+    source: str = ""
+    module: str = ""
+
+    @property
+    def severity(self) -> float:
+        return max((one.severity for one in self.wrong), default=0.0)
+
+    def settle(self, is_compared: bool) -> None:
+        """All that is known of it is in: its status."""
+        if self.status != "ran" or not is_compared:
+            return
+        if self.wrong:
+            worst = max(self.wrong, key=lambda one: one.severity)
+            self.status, self.reason = "wrong", f"{worst.what}: {worst.reason}"
+        else:
+            self.status = "right" if self.values else "not compared"
+
+    def __str__(self) -> str:
+        module = f"{self.module}, " if self.module else ""
+        place = f"\n    {module}{self.source}" if self.source and self.source != self.folder else ""
+        return f"{self.status}: {self.name}: {self.reason}\n    {self.folder}{place}"
+
+
+@dataclass
+class ReplayResults:
+    """Of all calls below a folder."""
+
+    directory: str
+    framework: str
+    device: str
+    run_times: int
+    forward_only: bool
+    is_compared: bool
+    is_timed: bool
+    calls: list[CallResult] = field(default_factory=list)
+    times: dict[str, Total] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+
+    def count(self, *statuses: str) -> int:
+        return sum(call.status in statuses for call in self.calls)
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.count(*FAILURES) else 0
+
+    # -- on disk ------------------------------------------------------------------------------------------------------
+
+    def save(self, out: Path) -> None:
+        """A table with a row for each call."""
+        name = f"op_replay_info_pid{os.getpid()}_{paths.timestamp()}.csv"
+        csv = CsvFile(out / paths.REPLAYED / name, _COLUMNS, len(self.calls) + 1)
+        for call in self.calls:
+            csv.add([getattr(call, column) for column in _COLUMNS])
+        csv.close()
+        if csv.written:
+            self.files.append(str(csv.path))
+
+    def as_json(self) -> dict[str, Any]:
+        """docs/tools.md describes it."""
+        times = [
+            {"name": name, "runs": total.calls, "forward_ms": total.forward, "backward_ms": total.backward}
+            for name, total in self.times.items()
+        ]
+        return {
+            "schema": SCHEMA,
+            "directory": self.directory,
+            "framework": self.framework,
+            "torch": torch.__version__,
+            "device": self.device,
+            **process.identity(),
+            "run_times": self.run_times,
+            "forward_only": self.forward_only,
+            "compared": self.is_compared,
+            "timed": self.is_timed,
+            "exit_code": self.exit_code,
+            "counts": {"found": len(self.calls), **{status: self.count(status) for status in STATUSES}},
+            "calls": [asdict(call) for call in self.calls],
+            "times": times,
+            "files": self.files,
+        }
+
+    # -- in words -----------------------------------------------------------------------------------------------------
+
+    def text(self, width: int) -> str:
+        """What is wrong, one table, one line."""
+        text = "\n".join(filter(None, (*self._failures(), self._table(width), *self._files(), self._last_line())))
+        # names come from files, and must not be able to steer the terminal
+        return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+
+    def _failures(self) -> Iterator[str]:
+        found = [call for call in self.calls if call.status in FAILURES]
+        found.sort(key=lambda call: (FAILURES.index(call.status), -call.severity))
+        yield from map(str, found[:MAX_SHOWN])
+        if len(found) > MAX_SHOWN:
+            yield f"… and {len(found) - MAX_SHOWN} more"
+
+    def _table(self, width: int) -> str:
+        by_op: dict[str, list[CallResult]] = {}
+        for call in self.calls:
+            by_op.setdefault(call.name, []).append(call)
+        ranked = sorted(by_op.items(), key=_rank)
+        columns = ("name", "calls", *STATUSES, "forward ms", "backward ms", "why")
+        more = f"… and {len(ranked) - MAX_SHOWN} more ops" if len(ranked) > MAX_SHOWN else ""
+        rows = [self._row(name, calls) for name, calls in ranked[:MAX_SHOWN]]
+        return tables.fitted(columns, rows, width) + (f"\n{more}" if more else "")
+
+    def _row(self, name: str, calls: list[CallResult]) -> list[str]:
+        counts = [sum(call.status == status for call in calls) for status in STATUSES]
+        total = self.times.get(name)
+        times = [] if total is None else [total.forward, total.backward]
+        means = [f"{time / total.calls:.4f}" if total and total.calls else "" for time in times] or ["", ""]
+        why = next((call.reason for call in sorted(calls, key=_severity) if call.reason), "")
+        return [name, str(len(calls)), *(str(count or "") for count in counts), *means, why]
+
+    def _files(self) -> Iterator[str]:
+        for file in self.files:
+            yield f"{file} saved"
+
+    def _last_line(self) -> str:
+        failures = ", ".join(f"{self.count(status)} {status}" for status in FAILURES if self.count(status))
+        ran = len(self.calls) - self.count("failed", "unusable", "left out")
+        compared = sum(call.values for call in self.calls)
+        tail = f"; {compared:,} values compared, {self.count('wrong')} calls wrong" if self.is_compared else ""
+        times = f"{self.run_times} time{'s' if self.run_times > 1 else ''} each"
+        return f"{ran} of {len(self.calls)} captured calls ran, {times}{tail}{f' ({failures})' if failures else ''}"
+
+
+def _severity(call: CallResult) -> tuple[int, float]:
+    return STATUSES.index(call.status), -call.severity
+
+
+def _rank(item: tuple[str, list[CallResult]]) -> tuple[Any, ...]:
+    name, calls = item
+    return (*min(map(_severity, calls)), name)
