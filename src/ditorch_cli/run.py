@@ -60,6 +60,7 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
         from ditorch_cli.supervisor import supervise
 
         folder = Path(environment.get("OP_TOOLS_OUT") or _new_folder(program))
+        environment.setdefault("OP_TOOLS_VERBOSE", "0")  # the summary says it all
         environment["OP_TOOLS_OUT"] = str(folder.absolute())  # also for children with another working directory
         supervise(command, environment, folder)
 

@@ -138,6 +138,8 @@ def _not_looked_at(processes: list[Row]) -> list[Row]:
                 key = (tool["tool"], row["what"], row["reason"])
                 total = found.setdefault(key, {"tool": tool["tool"], **row, "calls": 0})
                 total["calls"] += row["calls"]
+        for text in record["limits"]:
+            found["", text, ""] = {"tool": "", "what": text, "calls": 0, "reason": ""}
         if record["ended"] is None:
             what = f"rank {record['rank']} (pid {record['pid']} on {record['host']}) after step {record['steps']}"
             found["", what, ""] = {"tool": "", "what": what, "calls": 0, "reason": "the process was killed"}

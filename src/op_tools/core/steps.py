@@ -14,7 +14,7 @@ from typing import Any, Callable
 import torch
 from torch.optim import optimizer as optim
 
-from op_tools.core import dynamo
+from op_tools.core import dynamo, graphs
 
 MAX_STEPS_OF_ANOTHER = 20  # without one of the leading optimizer: the program has gone on to another one
 _register_hook: Callable[..., Any] | None = getattr(optim, "register_optimizer_step_post_hook", None)
@@ -92,6 +92,8 @@ class OptimizerSteps:
         self._scaler.step = self._scaler_step
 
     def _stepped(self, optimizer: Any) -> None:
+        if graphs.is_capturing():  # nothing has run yet, and no tool may touch the device now
+            return
         number = STEPS.optimizer_stepped(optimizer)
         if number is not None:
             self._listener(number)

@@ -10,6 +10,7 @@ from typing import TextIO
 from op_tools import settings
 
 _said: set[tuple[str, ...]] = set()
+limits: list[str] = []  # what the tools did not look at, in words: for the record of a run
 _lock = threading.Lock()
 
 
@@ -53,6 +54,14 @@ def say_once(*key: str, text: str) -> None:
         say(text)
 
 
+def say_limit_once(*key: str, text: str) -> None:
+    """The same for what the tools do not look at, which the record of a run tells as well."""
+    if _first_time(key):
+        limits.append(text)
+        if settings.VERBOSE.get() >= 1:
+            say(text)
+
+
 def complain_once(*key: str, text: str) -> None:
     """Complains about `key` the first time only."""
     if _first_time(key):
@@ -71,3 +80,4 @@ def forget() -> None:
     """Everything may be said again; the tests begin with it."""
     with _lock:
         _said.clear()
+        limits.clear()

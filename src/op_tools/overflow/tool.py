@@ -18,7 +18,6 @@ that nothing has changed by then, and `dump` holds inputs until backward.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
@@ -338,10 +337,12 @@ def _note_inputs(checked: CheckedCall) -> None:
     call = checked.call
     tensors = tensors_in((*call.args, *call.kwargs.values()) if call.kwargs else call.args)
     checked.versions = versions_of(tensors)
-    with contextlib.suppress(RuntimeError):  # sparse tensors have no size
+    try:  # at every call: contextlib.suppress would take three calls of its own
         for tensor in tensors:
             if type(tensor) is not Parameter:
                 checked.size += tensor.nbytes
+    except RuntimeError:  # sparse tensors have no size
+        pass
 
 
 def _kept(checked: CheckedCall, targets: list[Tensor]) -> Any:

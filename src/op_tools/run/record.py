@@ -72,6 +72,7 @@ class Record:
             "torch": torch.__version__,
             "device": {**self._device, **_device()},
             "seed": torch.initial_seed(),
+            "limits": list(messages.limits),
         }
 
 

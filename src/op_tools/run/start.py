@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from op_tools import settings
 from op_tools.autocompare.tool import OpAutoCompare
 from op_tools.capture.tool import OpCapture
@@ -30,12 +28,11 @@ _TOOLS: dict[str, type[AnyTool]] = {
 
 def start(backend: str, command: str | None) -> None:
     """`backend`: the accelerator's name; `command`: its vendor's, which shows the devices."""
-    is_quiet = not os.environ.get(settings.VERBOSE.name)
     tools = []
     for name in settings.TOOLS.get():
-        # the summary says it all; what OpObserve prints is its purpose
-        tool = _TOOLS[name](verbose=0 if is_quiet and name != "observe" else None).start()
-        if is_quiet and name != "observe":  # else it has done so itself
+        # `ditorch run` makes the tools silent, since its summary says it all; what OpObserve prints is its purpose
+        tool = _TOOLS[name](verbose=max(1, settings.VERBOSE.get()) if name == "observe" else None).start()
+        if not tool.verbose:  # else it has done so itself
             spelling.check(type(tool).__name__, tool.selection, [one.prefix for one in _TOOLS.values()])
         tools.append(tool)
     if tools:

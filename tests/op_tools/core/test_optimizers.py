@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from op_tools.core import dynamo
 from op_tools.core.session import Mode
 
 from ..recorder import Recorder
@@ -20,6 +21,7 @@ def detours(monkeypatch):
     seen = []
     original = Mode.__torch_function__
 
+    @dynamo.hidden
     def counting(self, func, types, args=(), kwargs=None):
         seen.append(func)
         return original(self, func, types, args, kwargs)
