@@ -29,6 +29,7 @@ from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.session import stop_everything
 from op_tools.core.tool import Tool
+from op_tools.device import failure
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import read_cast_tables
@@ -116,7 +117,8 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
 
     def stopped(self) -> None:
         atexit.unregister(self._fail_at_exit)
-        self._strategy.close()
+        with failure.tolerated():
+            self._strategy.close()
         self._report.close(is_shown=self.verbose >= 1)
         found = self.summary.ranked()
         if self._fail and found:

@@ -14,6 +14,7 @@ from op_tools import settings
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.session import this_threads_session
 from op_tools.core.watcher import AnyWatcher, Condition, Kept, State, Watcher
+from op_tools.device import failure
 from op_tools.errors import SettingError
 from op_tools.ops.selection import Ops, selection
 from op_tools.output import messages
@@ -69,7 +70,9 @@ class Tool(Watcher[State, Kept]):
         joined, self._joined, self.active = self._joined, None, False
         joined.remove(self)
         self._name_unmatched_entries()
-        with_modes_aside(self.stopped)
+        failure.check()  # it gives memory back
+        with failure.tolerated():
+            with_modes_aside(self.stopped)
 
     end = stop
 
