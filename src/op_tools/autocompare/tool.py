@@ -91,8 +91,9 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
             raise SettingError("worker processes compare with the CPU: worker= needs reference='cpu'")
         first_look.choose_way()
         runs.silence()
-        csv = CsvFile(paths.autocompare_csv(self.out), report.CSV, settings.MAX_CACHE_SIZE.get())
-        self._report = report.Report(csv)
+        most_rows = settings.MAX_CACHE_SIZE.get()
+        csv = CsvFile(paths.autocompare_csv(self.out), report.CSV, most_rows)
+        self._report = report.Report(csv, most_rows if self.verbose >= 2 else 0)
         self.summary = self._report.summary
         self._known: set[Any] = set()
         self._strategy = self._chosen_strategy(reference, count, limit)
