@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import threading
+
 import pytest
 import torch
 from click.testing import CliRunner
 
-from ditorch import discover, doctor
+from ditorch import discover, doctor, surroundings
 from ditorch.backend import Backend
 from ditorch.backends import APPLE, SIM
 from ditorch.errors import BackendError
@@ -19,8 +22,8 @@ def _chosen_is_sim(monkeypatch):
     monkeypatch.setenv("DITORCH_BACKEND", "sim")
 
 
-def invoke() -> tuple[int, str]:
-    result = CliRunner().invoke(command)
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command, arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
@@ -37,7 +40,7 @@ def test_a_wrong_kernel_is_named():
     assert code == 1
     assert "WRONG mm: output is off by 1.0% of the largest value" in output
     assert "ok    softmax" in output
-    assert "Wrong: mm, addmm, linear." in output
+    assert "Wrong: mm, addmm, linear, autocast." in output
 
 
 def test_a_kernel_that_is_wrong_only_in_backward_is_named():
@@ -53,7 +56,8 @@ def test_a_kernel_that_raises_is_named_with_what_it_raised(monkeypatch):
 
     monkeypatch.setattr(torch, "cumsum", missing)
     [check] = [check for check in doctor.check_health("sim") if check.problem]
-    assert check == doctor.Check("cumsum", "raised NotImplementedError: aten::cumsum is not there")
+    assert check[:2] == ("cumsum", "raised NotImplementedError: aten::cumsum is not there")
+    assert "OpFallback" in check.advice
 
 
 def test_results_that_are_not_numbers_are_named():
@@ -87,6 +91,68 @@ def test_a_healthy_machine_is_told_in_full():
     assert "sim:1  Simulated accelerator sim:1" in output
     assert "collectives: simccl is available" in output
     assert output.endswith("All checks passed.\n")
+
+
+def test_everything_is_told_as_json():
+    code, output = invoke("--json")
+    told = json.loads(output)
+    assert code == 0
+    assert told["schema"] == "ditorch.doctor/1"
+    assert told["healthy"]
+    assert (told["backend"], told["device_type"], told["problem"]) == ("sim", "sim", None)
+    assert told["devices"][1]["name"] == "Simulated accelerator sim:1"
+    names = [check["name"] for check in told["checks"]]
+    others = ["C++ compiler", "cache folder", "pin_memory", "autocast", "collective", "torch.compile"]
+    assert names[14:] == [*others, "C++ helper of op_tools"]
+    assert {(check["problem"], check["advice"]) for check in told["checks"]} == {(None, None)}
+
+
+def test_a_wrong_machine_is_told_as_json_with_what_to_do(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DITORCH_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    wrong = {check.name: check for check in surroundings.look_around(SIM, False) if check.problem}
+    assert list(wrong) == ["C++ compiler", "cache folder"]
+    assert wrong["C++ compiler"].problem == "none is found (no-such-compiler)"
+    assert "set CXX" in wrong["C++ compiler"].advice
+    assert "NotADirectoryError" in wrong["cache folder"].problem
+    assert "DITORCH_CACHE" in wrong["cache folder"].advice
+
+
+@pytest.mark.parametrize(("fault", "name"), [("aten.mm: scale=2", "autocast"), ("aten.sin: scale=2", "torch.compile")])
+def test_what_else_is_broken_is_named(fault, name):
+    with faults.inject(fault):
+        wrong = [check.name for check in surroundings.look_around(SIM, False) if check.problem]
+    assert wrong == [name]
+
+
+def test_memory_that_cannot_be_pinned_is_named(monkeypatch):
+    def refused(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("Found no NVIDIA driver on your system.")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refused)
+    [wrong] = [check for check in surroundings.look_around(SIM, False) if check.problem]
+    assert wrong.name == "pin_memory"
+    assert wrong.problem == "raised RuntimeError: Found no NVIDIA driver on your system."
+    assert "pin_memory=False" in wrong.advice
+
+
+def test_a_device_that_hangs_is_left(monkeypatch):
+    monkeypatch.setattr(surroundings, "CHECK_SECONDS", 0.2)
+    go_on = threading.Event()
+    questions = [
+        surroundings.Asked("first", lambda: go_on.wait(30) and None),
+        surroundings.Asked("second", lambda: None),
+    ]
+    checks = surroundings.answers_to(questions)
+    assert surroundings.is_hanging()
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ditorch doctor"):
+            thread.join()
+    assert not surroundings.is_hanging()
+    assert [check.problem for check in checks] == ["did not finish within 0.2 s", "not tried, because first hangs"]
+    assert all("restarting the device" in check.advice for check in checks)
 
 
 def test_a_machine_where_nothing_can_be_chosen_is_told_why(monkeypatch):

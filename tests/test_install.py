@@ -71,7 +71,8 @@ print(json.dumps({
 
 
 def test_importing_says_in_one_line_what_was_found(installed):
-    line = f"ditorch: sim (simulated accelerator) torch {installed['torch']} pid {installed['pid']}\n"
+    found = f"ditorch: sim (simulated accelerator) torch {installed['torch']} pid {installed['pid']}"
+    line = f"{found} ditorch.framework: torch:{installed['torch']}\n"
     assert installed["stderr"] == line
 
 

@@ -55,7 +55,9 @@ def install() -> Backend:
 
         _redirect = Redirect(chosen)
     _backend = chosen
-    _say(f"{chosen.name} ({chosen.title}) torch {torch.__version__} pid {os.getpid()}")
+    # users' scripts look for its last words
+    framework = f"ditorch.framework: {chosen.module or 'torch'}:{_framework_version(chosen)}"
+    _say(f"{chosen.name} ({chosen.title}) torch {torch.__version__} pid {os.getpid()} {framework}")
     for doubt in misspelt():
         _say(doubt)
     if FAULTS.get():
@@ -74,6 +76,12 @@ def uninstall() -> None:
     if _redirect is not None:
         _redirect.undo()
     _backend = _redirect = _faults = None
+
+
+def _framework_version(chosen: Backend) -> str:
+    """Of the vendor's package; of torch where there is none."""
+    module = sys.modules.get(chosen.module) if chosen.module else None
+    return str(getattr(module, "__version__", torch.__version__))
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Callable
 
 import torch
@@ -26,6 +27,9 @@ from ditorch import discover
 from ditorch.backend import Backend
 from ditorch.discover import Finding
 from ditorch.errors import DitorchError
+from ditorch.surroundings import Asked, Check, answered, answers_to, look_around
+
+SCHEMA = "ditorch.doctor/1"
 
 TOLERANCE = 3e-3  # of the largest value: half-precision products stay below, an error of 1 % does not
 COMMAND_LINES = 12
@@ -40,14 +44,6 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One op forward and backward on the device, against the CPU in float64."""
-
-    name: str
-    problem: str | None  # None: it is right
-
-
-@dataclass(frozen=True)
 class Report:
     versions: dict[str, str]  # python, torch, ditorch, and the vendors' packages that are installed
     findings: list[Finding]
@@ -56,28 +52,67 @@ class Report:
     devices: list[Device]
     collectives: str
     command: str | None  # the vendor's command and the first lines it prints
-    checks: list[Check]
+    checks: list[Check]  # kernels: forward and backward on the device, against the CPU in float64
+    surroundings: list[Check]  # everything else that a program needs
 
     @property
     def healthy(self) -> bool:
-        return self.problem is None and all(check.problem is None for check in self.checks)
+        checks = (*self.checks, *self.surroundings)
+        return self.problem is None and all(check.problem is None for check in checks)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `ditorch doctor --json` prints; docs/backends.md describes it."""
+        findings = [
+            {
+                "name": one.name,
+                "title": one.title,
+                "here": one.reason is None,
+                "fails": one.failed,
+                "reason": one.reason,
+            }
+            for one in self.findings
+        ]
+        return {
+            "schema": SCHEMA,
+            "healthy": self.healthy,
+            "versions": self.versions,
+            "backend": None if self.backend is None else self.backend.name,
+            "device_type": None if self.backend is None else self.backend.device_type,
+            "problem": self.problem,
+            "backends": findings,
+            "devices": [asdict(device) for device in self.devices],
+            "collectives": self.collectives,
+            "command": self.command,
+            "checks": [check._asdict() for check in (*self.checks, *self.surroundings)],
+        }
 
 
 def examine() -> Report:
     """Everything about this machine; the chosen accelerator is started."""
     backend, problem = _chosen()
     checks = check_health(backend.device_type) if backend else []
+    surroundings = look_around(backend, ditorch._redirect is not None) if backend else []
+    known: list[Device] = []
+    if backend:
+        listed = answered("devices", lambda: known.extend(devices(backend)), _ADVICE)
+        surroundings += [listed] if listed.problem else []
     findings = discover.survey()  # last: it imports every vendor's package that is installed
     return Report(
         versions=_versions([finding.backend for finding in findings if finding.backend]),
         findings=findings,
         backend=backend,
         problem=problem,
-        devices=devices(backend) if backend else [],
+        devices=known,
         collectives=collectives(backend) if backend else "",
         command=command_output(backend) if backend else None,
         checks=checks,
+        surroundings=surroundings,
     )
+
+
+_ADVICE = (
+    "run the ops concerned on the CPU (op_tools.OpFallback) or in another dtype (OpDtypeCast), and tell the vendor"
+)
 
 
 def _chosen() -> tuple[Backend | None, str | None]:
@@ -214,19 +249,10 @@ _OPS = (
 
 def check_health(device: str) -> list[Check]:
     """A dozen ops on the device; an op that raises is a problem like one that computes wrong."""
-    questions: list[tuple[str, Callable[[], str | None]]] = [
-        (op.name, lambda op=op: _compare(op, device))  # type: ignore[misc]
-        for op in _OPS
-    ]
-    questions.append(("module.to keeps tied weights", lambda: _untied(device)))
-    return [Check(name, _answer(question)) for name, question in questions]
-
-
-def _answer(question: Callable[[], str | None]) -> str | None:
-    try:
-        return question()
-    except Exception as error:  # noqa: BLE001 - whatever the device raises is the finding
-        return f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    questions = [Asked(op.name, partial(_compare, op, device), _ADVICE) for op in _OPS]
+    tie = "tie the weights again after module.to(device)"
+    questions.append(Asked("module.to keeps tied weights", partial(_untied, device), tie))
+    return answers_to(questions)
 
 
 def _compare(op: _Op, device: str) -> str | None:

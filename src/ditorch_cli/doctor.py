@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -15,17 +18,20 @@ from rich.table import Table
 if TYPE_CHECKING:  # help must not wait for torch
     from ditorch.backend import Backend
     from ditorch.doctor import Device, Report
+    from ditorch.surroundings import Check
 
 _GIBIBYTE = 2**30
 
 
 @click.command()
-def doctor() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema ditorch.doctor/1).")
+def doctor(as_json: bool) -> None:
     """Show what accelerators are here, why others are not, and whether the chosen one computes right.
 
     The exit code is 1 if no accelerator could be chosen or a check fails.
     """
     import ditorch
+    from ditorch import surroundings
     from ditorch.doctor import examine
     from ditorch.errors import BackendError
     from ditorch.settings import DISABLE_MOCK
@@ -34,8 +40,29 @@ def doctor() -> None:
         with contextlib.suppress(BackendError):  # the report says why there is none
             ditorch.install()
     report = examine()
-    show(report, Console(highlight=False, soft_wrap=True))
+    report.surroundings.append(_helper())
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        show(report, Console(highlight=False, soft_wrap=True))
+    if surroundings.is_hanging():  # nobody would end it
+        sys.stdout.flush()
+        os._exit(1)
     sys.exit(0 if report.healthy else 1)
+
+
+def _helper() -> Check:
+    """The C++ helper of op_tools, which ditorch itself knows nothing of."""
+    from ditorch.surroundings import answered
+
+    def question() -> str | None:
+        from op_tools import native, settings
+
+        is_wanted = settings.NATIVE.get() and native.is_supported()
+        return "it could not be built or loaded" if is_wanted and native.library() is None else None
+
+    advice = "the tools work without it, slower: install g++ and Python's headers, or set OP_TOOLS_NATIVE=0"
+    return answered("C++ helper of op_tools", question, advice)
 
 
 def show(report: Report, console: Console) -> None:
@@ -75,11 +102,19 @@ def _show_chosen(report: Report, backend: Backend, console: Console) -> None:
     for line in (report.command or "").splitlines():
         console.print(f"  | {escape(line)}")
     console.print("\nHealth check against the CPU, forward and backward:")
-    for check in report.checks:
+    _show_checks(report.checks, console)
+    console.print("\nWhat else a program needs:")
+    _show_checks(report.surroundings, console)
+    wrong = [check.name for check in (*report.checks, *report.surroundings) if check.problem]
+    console.print(f"\n[red]Wrong: {', '.join(wrong)}.[/]" if wrong else "\n[green]All checks passed.[/]")
+
+
+def _show_checks(checks: Sequence[Check], console: Console) -> None:
+    for check in checks:
         mark = "[green]ok[/]   " if check.problem is None else "[red]WRONG[/]"
         console.print(f"  {mark} {check.name}{': ' + escape(check.problem) if check.problem else ''}")
-    wrong = [check.name for check in report.checks if check.problem]
-    console.print(f"\n[red]Wrong: {', '.join(wrong)}.[/]" if wrong else "\n[green]All checks passed.[/]")
+    for advice in dict.fromkeys(check.advice for check in checks if check.advice):
+        console.print(f"        {escape(advice)}")
 
 
 def _memory(device: Device) -> str:

@@ -7,6 +7,7 @@ cache by a rename: what lies in the cache is whole and has worked. Processes tha
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import platform
@@ -22,6 +23,8 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock  # torch depends on it
+
+_HOW_LONG = "half a minute to two minutes, by how busy the machine is"
 
 
 class NativeError(RuntimeError):
@@ -74,9 +77,13 @@ class NativeLibrary:
 
     def _build(self, path: Path) -> None:
         compiler = self._compiler()
-        self._note(f"building {_lower(self.title)} for torch {torch.__version__}, once, in less than a minute …")
+        self._note(f"building {_lower(self.title)} for torch {torch.__version__}, once: {_HOW_LONG} …")
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+        # only who holds the lock builds: what is there is of one that was killed
+        prefix = f"building-{path.stem}-"
+        for left in path.parent.glob(f"{glob.escape(prefix)}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as folder:
             fresh = Path(folder) / path.name
             self._run(self._command(compiler, fresh), f"compiling it with {compiler} failed")
             self._run([sys.executable, "-m", self.probe, str(fresh)], "it was built, but does not work here")
@@ -115,16 +122,39 @@ class NativeLibrary:
         search = os.pathsep.join(filter(None, sys.path))
         # the probe loads the library by itself
         environment = {**os.environ, "PYTHONPATH": search, "DITORCH_DISABLE_MOCK": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if done.returncode == 0:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
+        )
+        with process:
+            try:
+                out, err = self._finished(process)
+            except BaseException:  # also Ctrl-C: nobody waits for it any more
+                process.kill()
+                raise
+        if process.returncode == 0:
             return
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        said = (err.strip() or out.strip()).splitlines()
         errors = [line for line in said if re.search(r"error:|Error:|what\(\):", line)] or said[-5:]
         raise NativeError(
             f"{self.title} cannot be used with torch {torch.__version__}: {complaint} "
-            f"(exit code {done.returncode}).\n  command: {' '.join(command)}\n  "
+            f"(exit code {process.returncode}).\n  command: {' '.join(command)}\n  "
             + "\n  ".join(errors[:5] or ["(it printed nothing)"])
         )
+
+    def _finished(self, process: subprocess.Popen[str]) -> tuple[str, str]:
+        """What it printed. Meanwhile a terminal shows that it is still at it."""
+        is_shown = not self.quiet and sys.stderr is not None and sys.stderr.isatty()
+        began = time.monotonic()
+        while True:
+            try:
+                out, err = process.communicate(timeout=1.0 if is_shown else None)
+                break
+            except subprocess.TimeoutExpired:
+                sys.stderr.write(f"\rditorch: {time.monotonic() - began:.0f} s …")
+                sys.stderr.flush()
+        if is_shown:
+            sys.stderr.write("\r\033[K")
+        return out, err
 
     def _note(self, text: str) -> None:
         if not self.quiet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import replace
 from datetime import timedelta
 
@@ -73,6 +74,10 @@ def _worker(rank, store, results):
             dist.all_reduce(future, op=dist.ReduceOp.AVG, async_op=True).get_future().wait()
             part = torch.empty(2, device="cuda")
             dist.reduce_scatter(part, list(value().chunk(2)), op=dist.ReduceOp.AVG)
+            base = torch.empty(2, device="cuda")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it is deprecated, and used
+                dist._reduce_scatter_base(base, value(), op=dist.ReduceOp.AVG)
             plain = value()
             dist.all_reduce(plain)
             together, part_together = value(), torch.empty(2, device="cuda")
@@ -80,10 +85,30 @@ def _worker(rank, store, results):
                 dist.all_reduce(together, op=dist.ReduceOp.AVG)
             with dist._coalescing_manager():
                 dist.reduce_scatter_tensor(part_together, value(), op=dist.ReduceOp.AVG)
-            averages = (tensor, later, future, part, together, part_together)
+            averages = (tensor, later, future, part, base, together, part_together)
             return [t[0].item() for t in (*averages, plain)] == [1.5] * len(averages) + [3.0]
         finally:
             patches.undo()
+
+    def averages_are_brought_to_one_process():
+        patches = Patches()
+        reductions.apply(patches, replace(SIM, lacks_reductions=("AVG",)))
+        half = torch.distributed._make_nccl_premul_sum(0.5)
+        try:
+            tensor, later, premultiplied = value(), value(), value()
+            dist.reduce(tensor, 1, op=dist.ReduceOp.AVG)
+            dist.reduce(later, dst=1, op=dist.ReduceOp.AVG, async_op=True).wait()
+            dist.reduce(premultiplied, dst=1, op=half)
+            return [t[0].item() for t in (tensor, later, premultiplied)] == [1.5 if rank == 1 else 1.0] * 3
+        finally:
+            patches.undo()
+
+    def what_a_process_gives_to_reduce_stays_as_it_is():
+        tensor, later = value(), value()
+        dist.reduce(tensor, 0)
+        work = dist.reduce(later, 0, async_op=True)
+        work.wait()
+        return [tensor[0].item(), later[0].item()] == [3.0 if rank == 0 else 2.0] * 2
 
     def averages_of_whole_numbers_are_whole():
         tensor, later = torch.tensor([rank, -rank, 7], device="cuda"), torch.tensor([5 + rank], device="cuda")
@@ -187,6 +212,8 @@ def _worker(rank, store, results):
 
     checks = (
         average_is_emulated,
+        averages_are_brought_to_one_process,
+        what_a_process_gives_to_reduce_stays_as_it_is,
         averages_of_whole_numbers_are_whole,
         premultiplied_sums_are_emulated,
         fully_sharded_with_a_gradient_factor,

@@ -155,3 +155,17 @@ def test_processes_that_start_at_once_build_once(cache):
     assert [output for output, _ in said] == ["2\n", "2\n"]
     assert sum("building the simulated accelerator" in errors for _, errors in said) == 1
     assert len(libraries(cache)) == 1
+
+
+def test_what_a_killed_builder_left_is_cleared_away(built, fake_compiler, cache):
+    target = cache / built.name
+    left = cache / f"building-{target.stem}-abc"
+    other = cache / "building-another-library-abc"
+    for folder in (left, other):
+        folder.mkdir(parents=True)
+        (folder / "half.so").write_text("half")
+    target.with_suffix(".lock").touch()
+    fake_compiler(f"""while [ "$1" != -o ]; do shift; done; cp {built} "$2" """)
+    assert build.library() == target
+    assert not left.exists()
+    assert other.exists()  # somebody may be building it

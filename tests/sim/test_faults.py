@@ -426,3 +426,28 @@ def test_without_an_accelerator_the_message_says_what_to_do(run_python):
     )
     assert "There is no accelerator whose kernels 'aten.mm: nan' could break" in done.stderr
     assert "ditorch.sim.start()" in done.stderr
+
+
+def test_an_assert_on_the_device_is_heard_of_when_the_host_waits_and_is_final(run_python):
+    done = run_python(
+        """
+        import torch
+        from ditorch import sim
+        from ditorch.sim import faults
+
+        sim.start()
+        x = torch.ones(3, device="sim")
+        with faults.inject("aten.exp: assert"):
+            y = torch.exp(x)
+            z = y + 1
+        print("went on")
+        for call in (z.sum().item, lambda: x + 1, torch.sim.synchronize, lambda: torch.ones(1, device="sim")):
+            try:
+                call()
+            except RuntimeError as error:
+                print(error)
+        """
+    )
+    first, *errors = done.stdout.splitlines()
+    assert first == "went on"
+    assert [error.partition(" (")[0] for error in errors] == ["sim error: device-side assert triggered"] * 4

@@ -16,6 +16,7 @@ from ditorch.redirect import (
     distributed,
     exchange,
     operators,
+    pinning,
     sharing,
     strings,
     triton,
@@ -35,6 +36,7 @@ class Redirect:
             amp.apply(self.patches, backend)
             checkpoints.apply(self.patches, backend)
             exchange.apply(self.patches, backend)
+            pinning.apply(self.patches, backend)
             sharing.apply(self.patches, backend)
             distributed.apply(self.patches, backend)
             compiler.apply(self.patches, backend)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Callable
 
@@ -16,6 +17,7 @@ from ditorch.redirect.patch import Patches
 # The arguments of each collective that hold what is reduced, and that receive the result.
 _ARGUMENTS = {
     "all_reduce": ("tensor", "tensor"),
+    "reduce": ("tensor", "tensor"),
     "reduce_scatter_tensor": ("input", "output"),
     "reduce_scatter_single": ("input", "output"),  # its new name
     "reduce_scatter": ("input_list", "output"),
@@ -48,6 +50,11 @@ def _summing(original: Callable[..., Any], source: str, result: str, averages: b
             return original(*args, **kwargs)
         given.arguments["op"] = operations.SUM
         count = torch.distributed.get_world_size(group)
+        if not _receives(given.arguments, group):
+            # what is given stays as it is
+            factor = 1 if is_average else operation.__getstate__()[1]
+            given.arguments[source] = _scaled(given.arguments[source], factor, in_place=False)
+            return original(*given.args, **given.kwargs)
         if is_average and not _is_put_off(group):
             work = original(*given.args, **given.kwargs)
             return _divided(work, given.arguments[result], count)
@@ -56,6 +63,17 @@ def _summing(original: Callable[..., Any], source: str, result: str, averages: b
         return original(*given.args, **given.kwargs)
 
     return collective
+
+
+def _receives(arguments: Mapping[str, Any], group: Any) -> bool:
+    """Whether the result comes to this process; `reduce` brings it to one alone."""
+    if "dst" not in arguments:
+        return True
+    here = torch.distributed.get_rank(group)
+    if arguments.get("group_dst") is not None:  # torch 2.6 and newer
+        return bool(here == arguments["group_dst"])
+    root = 0 if arguments["dst"] is None else arguments["dst"]
+    return bool(torch.distributed.get_rank() == root)
 
 
 def _has_fractions(tensor: torch.Tensor) -> bool:

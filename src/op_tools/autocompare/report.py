@@ -203,11 +203,17 @@ class Outcome:
 
 
 class Report:
-    """Takes in what came out of the calls: counts it, writes it to the CSV, shows it. Any thread may."""
+    """Takes in what came out of the calls: counts it, writes it to the CSV, shows it. Any thread may.
 
-    def __init__(self, csv: CsvFile) -> None:
+    `max_rows`: of the table of all comparisons; 0 where it is not wanted. A longer one is shown in parts.
+    """
+
+    def __init__(self, csv: CsvFile, max_rows: int = 0) -> None:
         self.summary = Summary()
         self._csv = csv
+        self._max_rows = max_rows
+        self._rows: list[tuple[str, ...]] = []
+        self._lock = threading.Lock()
 
     def take(self, call: OpCall, outcome: Outcome) -> None:
         """One call, or its gradients."""
@@ -216,6 +222,8 @@ class Report:
         rows = comparison.rows
         if rows:
             self._csv.add_lines(csv_lines(call, rows).encode(), len(rows))
+            if self._max_rows:
+                self._add_to_table(call, rows)
         if comparison.failure:
             messages.complain_once(
                 "not compared", call.name, text=f"OpAutoCompare could not compare {call.name}: {comparison.failure}"
@@ -227,8 +235,21 @@ class Report:
     def files(self) -> list[str]:
         return [str(self._csv.path)] if self._csv.written else []
 
+    def _add_to_table(self, call: OpCall, rows: Sequence[Row]) -> None:
+        with self._lock:
+            self._rows += [(str(call.id), *_table_row(row)) for row in rows]
+            if len(self._rows) >= self._max_rows:
+                self._show_table()
+
+    def _show_table(self) -> None:
+        if self._rows:
+            self._rows.sort(key=lambda row: int(row[0]))  # gradients beside the values of their call
+            messages.say(f"\n{tables.table(('forward_id', *TABLE), self._rows, keep_empty=True)}")
+            self._rows = []
+
     def close(self, is_shown: bool) -> None:
         self._csv.close()
+        self._show_table()
         if is_shown:
             messages.say(self.summary.text())
             if self._csv.written:

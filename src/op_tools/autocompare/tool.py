@@ -30,6 +30,7 @@ from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.running import stop_everything
 from op_tools.core.tool import Tool
+from op_tools.device import failure
 from op_tools.errors import DifferenceFound, SettingError
 from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import read_cast_tables
@@ -93,8 +94,9 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
             raise SettingError("worker processes compare with the CPU: worker= needs reference='cpu'")
         first_look.choose_way()
         runs.silence()
-        csv = CsvFile(paths.autocompare_csv(self.out), report.CSV, settings.MAX_CACHE_SIZE.get())
-        self._report = report.Report(csv)
+        most_rows = settings.MAX_CACHE_SIZE.get()
+        csv = CsvFile(paths.autocompare_csv(self.out), report.CSV, most_rows)
+        self._report = report.Report(csv, most_rows if self.verbose >= 2 else 0)
         self.summary = self._report.summary
         self._known: set[Any] = set()
         self._strategy = self._chosen_strategy(reference, count, limit)
@@ -124,7 +126,8 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
 
     def stopped(self) -> None:
         atexit.unregister(self._fail_at_exit)
-        self._strategy.close()
+        with failure.tolerated():
+            self._strategy.close()
         self._report.close(is_shown=self.verbose >= 1)
         found = self.summary.ranked()
         if self._fail and found:

@@ -17,7 +17,7 @@ from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.tool import AnyTool
-from op_tools.device import digest, digests, staging
+from op_tools.device import digest, digests, failure, staging
 from op_tools.device.digest import Weights
 from op_tools.device.queues import stream_number
 from op_tools.device.staging import Kind, Stage, staged_as
@@ -61,7 +61,7 @@ class Statistics:
     def __init__(self, tool: AnyTool) -> None:
         self._out = tool.out
         self._tells = tool.verbose == 2
-        self._writer = Writer("OpCapture")
+        self._writer = Writer("OpCapture", is_excused=failure.is_noticed)
         self._weights = Weights()
         self._lock = threading.Lock()
         self._note = noter()
@@ -107,7 +107,7 @@ class Statistics:
                 self._flush()
 
     def close(self) -> str:
-        with self._lock:
+        with failure.tolerated(), self._lock:
             self._flush()
             self._stages.clear()
             self._fused_stages.clear()

@@ -23,6 +23,7 @@ from op_tools.core.gradients import Gradients
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.tool import AnyTool, Tool
 from op_tools.core.watcher import Kept, State
+from op_tools.device import failure
 from op_tools.device.host_memory import HostMemory
 from op_tools.ops.catalogue import is_collective
 from op_tools.output import messages, paths, tables
@@ -136,7 +137,8 @@ class Data:
         self._out = tool.out
         self._tells = tool.verbose == 2
         # one thread, where files are announced in order
-        self._writer = Writer("OpCapture", 1 if self._tells else spare_threads(), self._work_is_done)
+        threads = 1 if self._tells else spare_threads()
+        self._writer = Writer("OpCapture", threads, self._work_is_done, failure.is_noticed)
         self._memory = HostMemory(memory, self._writer.is_busy)
         self._copies = RecentCopies()
         self._files = Files()

@@ -7,6 +7,7 @@ from typing import Any, Callable
 
 from op_tools.core.call import OpCall
 from op_tools.core.watcher import AnyWatcher
+from op_tools.device import failure
 from op_tools.errors import StopTraining
 from op_tools.output import messages
 
@@ -24,6 +25,8 @@ def report(tool: AnyWatcher, call: OpCall, error: Exception) -> None:
     """Says that a tool failed; an error that is meant to end the run goes on."""
     if isinstance(error, StopTraining):
         raise error
+    if failure.is_noticed(error):
+        return
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next

@@ -19,6 +19,8 @@ from op_tools.core.modes import dispatch_modes, with_modes_aside
 from op_tools.core.plan import Plan
 from op_tools.core.steps import STEPS
 from op_tools.core.watcher import AnyWatcher
+from op_tools.device import failure
+from op_tools.device.progress import Asked, recent
 from op_tools.output import messages
 
 _FAILED = object()  # in place of the state of a tool whose `before` failed
@@ -69,8 +71,11 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         if type(error).__name__ == "_StopRecomputationError":
             raise  # how checkpointing ends the recomputation of a layer once it has what it needs
         call.error = error
+        if isinstance(error, RuntimeError):
+            failure.is_noticed(error, Asked(call.id, call.name, call.where))
         (aside or _directly)(_failed, watchers, call, states)
         raise
+    recent.append(Asked(call.id, call.name, call.where))
     # a factory such as torch.ones has no tensors among its arguments: only the result shows where it is
     if not on_device:
         if place_of((result,)) is not DEVICE:

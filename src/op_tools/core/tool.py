@@ -19,6 +19,7 @@ from op_tools.core.running import Watched
 from op_tools.core.session import this_threads_session
 from op_tools.core.steps import STEPS
 from op_tools.core.watcher import Condition, Kept, State, Watcher
+from op_tools.device import failure
 from op_tools.errors import SettingError, StopTraining
 from op_tools.ops.selection import Ops, selection
 from op_tools.output import messages
@@ -96,8 +97,10 @@ class Tool(Watcher[State, Kept]):
         running.remove(self, joined)
         if self.verbose >= 1:
             self._say_what_never_matched()
+        failure.check()  # it gives memory back
         try:
-            with_modes_aside(self.stopped)
+            with failure.tolerated():
+                with_modes_aside(self.stopped)
         except StopTraining:
             raise
         except Exception as error:  # noqa: BLE001  a tool's own failure never ends the user's run

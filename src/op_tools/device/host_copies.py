@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools.device import host_memory
+from op_tools.device import host_memory, progress
 from op_tools.device.host_memory import ALIGNMENT
 from op_tools.device.queues import DeviceQueue, queue_of
 from op_tools.values import trees
@@ -38,6 +38,7 @@ def copies_of(tensors: list[Tensor]) -> list[Tensor]:
                 plain.append(tensor)
             else:
                 copies[id(tensor)] = unusual_copy(tensor)
+        asked = progress.last_asked()
         waits: dict[torch.device, DeviceQueue | None] = {}  # for copies that are on their way
         for part in memory_ranges(plain):
             device = part.source.device
@@ -45,6 +46,7 @@ def copies_of(tensors: list[Tensor]) -> list[Tensor]:
                 waits[device] = queue_of(device) if host_memory.can_pin_for(device) else None
             pinned = waits[device] is not None
             memory = torch.empty(part.length, dtype=part.source.dtype, device="cpu", pin_memory=pinned)
+            made = []
             memory.copy_(part.flat(), non_blocking=pinned)
             for index, offset, stride in part.views:
                 tensor = plain[index]
@@ -52,9 +54,15 @@ def copies_of(tensors: list[Tensor]) -> list[Tensor]:
                 copy = torch.empty(0, dtype=memory.dtype, device="cpu")
                 copy.set_(memory.untyped_storage(), offset, tensor.shape, stride)
                 copies[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+                made.append(copy)
+            if pinned:
+                host_memory.hold(memory, made)
         for queue in waits.values():
             if queue is not None:
                 queue.wait(queue.record())
+                host_memory.let_go()
+        if any(device.type != "cpu" for device in waits):
+            progress.prove(asked)
     return [copies[id(tensor)] for tensor in tensors]
 
 
@@ -67,6 +75,7 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
             return tensor.to(device)
         # pageable memory is copied by one thread of the driver, pinned memory by the device
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        host_memory.free_later(pinned)
         return pinned.copy_(tensor).to(device, non_blocking=True)
 
 

@@ -22,6 +22,8 @@ from typing import Any, Callable, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from op_tools.device import progress
+
 OUT_OF_MEMORY: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 _MAX_MS_SINCE_BASE = 1000.0  # events tell time in 32 bits, which is 60 ns at one second
 _MAX_DRIFT_US = 100.0  # of the two clocks; asking takes a few µs
@@ -107,6 +109,11 @@ def queue_of(device: torch.device) -> DeviceQueue | None:
     except KeyError:
         queue = _queues[device] = None if device.type == "cpu" else _found(device)
         return queue
+
+
+def all_queues() -> list[DeviceQueue]:
+    """Those that are in use."""
+    return [queue for queue in list(_queues.values()) if queue is not None]
 
 
 def clock_of(device: torch.device) -> DeviceQueue | None:
@@ -211,6 +218,7 @@ class Batch:
         self._stream = 0 if self._queue is None else self._queue.stream_number()
         self._enter_stream = nullcontext if self._queue is None else self._queue.this_stream()
         self._event: Any = None
+        self._asked = 0
         self._numbers: Sequence[Tensor] | None = None
 
     def look(self) -> Sequence[Tensor]:
@@ -224,6 +232,7 @@ class Batch:
     def launch(self) -> None:
         """Lets the device look. Where its memory does not suffice, there will be no numbers."""
         self.is_launched = True
+        self._asked = progress.last_asked()
         modes = torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast()
         with contextlib.suppress(OUT_OF_MEMORY), self._enter_stream(), modes[0], modes[1], modes[2]:
             numbers = self.look()
@@ -244,8 +253,11 @@ class Batch:
         self._event = self._numbers = None
         if event is not None and self._queue is not None:
             self._queue.wait(event)
-            return numbers
-        return None if numbers is None else [one.cpu() for one in numbers]
+        elif numbers is not None:
+            numbers = [one.cpu() for one in numbers]
+        if numbers is not None:
+            progress.prove(self._asked)
+        return numbers
 
 
 SomeBatch = TypeVar("SomeBatch", bound=Batch)

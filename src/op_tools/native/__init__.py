@@ -29,7 +29,12 @@ _LIBRARY = NativeLibrary(
 
 def library() -> Any | None:
     """The helper, built now if need be; None where it is switched off or cannot be had, which is said once."""
-    return _loaded() if settings.NATIVE.get() and torch_release() >= _OLDEST_TORCH else None
+    return _loaded() if settings.NATIVE.get() and is_supported() else None
+
+
+def is_supported() -> bool:
+    """Whether this torch is new enough for it."""
+    return torch_release() >= _OLDEST_TORCH
 
 
 @cache

@@ -25,8 +25,15 @@ def spare_threads() -> int:
 class Writer:
     """Runs work in order, where it has one thread. After the first error of writing, all other work is dropped."""
 
-    def __init__(self, owner: str, threads: int = 1, after_each: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        owner: str,
+        threads: int = 1,
+        after_each: Callable[[], None] = lambda: None,
+        is_excused: Callable[[Exception], bool] = lambda error: False,
+    ) -> None:
         self._owner = owner
+        self._is_excused = is_excused  # somebody else says what there is to say
         self._after_each = after_each
         self._queue: queue.Queue[Work | None] = queue.Queue(MAX_QUEUED_WORK)
         self._lock = threading.Lock()
@@ -93,6 +100,8 @@ class Writer:
                 )
         except Exception as error:  # noqa: BLE001  a defect of ours: it costs this piece of work only
             self.dropped += 1
+            if self._is_excused(error):
+                return
             messages.complain_once(
                 "writer",
                 type(error).__name__,

@@ -34,6 +34,7 @@ from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.tool import Tool
+from op_tools.device import failure
 from op_tools.errors import OverflowFound, StopTraining
 from op_tools.output import messages, paths, tables
 from op_tools.output.results import Results
@@ -124,7 +125,9 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
         except StopTraining:
             raise
         except Exception as error:  # noqa: BLE001  a defect of ours must not end training
-            messages.complain_once("settle", self.hook, text=f"OpOverflowCheck could not read its answers: {error!r}")
+            if not failure.is_noticed(error):
+                text = f"OpOverflowCheck could not read its answers: {error!r}"
+                messages.complain_once("settle", self.hook, text=text)
 
     def _flush_and_read(self, wait: bool) -> None:
         with self._lock:

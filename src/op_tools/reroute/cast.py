@@ -23,6 +23,7 @@ import torch
 
 from op_tools.core.call import OpCall
 from op_tools.core.tool import Tool
+from op_tools.device import failure
 from op_tools.errors import SettingError
 from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import (
@@ -97,9 +98,10 @@ class OpDtypeCast(Tool[None, None]):
             with torch._C.DisableTorchFunction():
                 cast = cast_call(call.name, args, kwargs, table, lists_whole=self.verbose < 2)
         except Exception as error:  # noqa: BLE001  the op itself must not be lost
-            text = f"OpDtypeCast could not cast the arguments of {call.name}: {messages.in_short(error)}"
-            messages.complain_once("cast", call.name, text=text)
             cast = None
+            if not failure.is_noticed(error):
+                text = f"OpDtypeCast could not cast the arguments of {call.name}: {messages.in_short(error)}"
+                messages.complain_once("cast", call.name, text=text)
         if cast is None:
             return proceed(*args, **kwargs)
         result = cast.run(proceed)

@@ -9,6 +9,8 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from op_tools.device import host_memory
+
 CPU = torch.device("cpu")
 MIN_PINNED_BYTES = 2**18
 
@@ -77,14 +79,19 @@ def _copies(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 def _to_host(tensor: Tensor) -> Tensor:
     is_async = _current_stream(tensor.device.type) is not None and layout_of(tensor) is DENSE
-    return tensor.to(CPU, non_blocking=is_async)
+    copy = tensor.to(CPU, non_blocking=is_async)
+    if is_async:
+        host_memory.hold(copy.detach(), [copy])
+    return copy
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """By way of memory that the device reads by itself: half the time, and the host can go on meanwhile."""
     if layout_of(tensor) is not DENSE or tensor.nbytes < MIN_PINNED_BYTES or not _can_pin(device.type):
         return tensor.to(device)
-    return torch.empty_like(tensor, pin_memory=True).copy_(tensor).to(device, non_blocking=True)
+    pinned = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+    host_memory.free_later(pinned)
+    return pinned.to(device, non_blocking=True)
 
 
 @cache
@@ -107,6 +114,7 @@ def _wait_for(devices: Iterable[torch.device]) -> None:
         stream = _current_stream(device.type)
         if stream is not None:
             stream(device).synchronize()
+            host_memory.let_go()
 
 
 def blank_copy(tensor: Tensor, device: torch.device) -> Tensor:

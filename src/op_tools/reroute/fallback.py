@@ -26,6 +26,7 @@ from op_tools.core.call import OpCall
 from op_tools.core.modes import dispatch_modes, with_modes_aside
 from op_tools.core.tool import Tool
 from op_tools.core.where import Where
+from op_tools.device import failure
 from op_tools.ops import catalogue
 from op_tools.ops.cast_tables import DEFAULT_CASTS
 from op_tools.ops.catalogue import Trait
@@ -132,8 +133,9 @@ class OpFallback(Tool[None, None]):
             device = arguments.result_device()
             return None if device is None else CpuCall(arguments, device)
         except Exception as error:  # noqa: BLE001  the op itself must not be lost
-            text = f"OpFallback could not bring {call.name} to the CPU: {messages.in_short(error)}"
-            messages.complain_once("fallback", call.name, text=text)
+            if not failure.is_noticed(error):
+                text = f"OpFallback could not bring {call.name} to the CPU: {messages.in_short(error)}"
+                messages.complain_once("fallback", call.name, text=text)
             return None
 
     def _in_float32(

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from op_tools.device import progress
 from op_tools.device.host_copies import MemoryRange, is_plain, memory_ranges, unusual_copy
 from op_tools.device.host_memory import HostMemory, Lease
 from op_tools.device.queues import DeviceQueue, queue_of
@@ -20,10 +21,11 @@ from op_tools.storage import encoding
 class Arrival:
     """Copies that the device makes when it gets there."""
 
-    __slots__ = ("_events", "_lock")
+    __slots__ = ("_asked", "_events", "_lock")
 
     def __init__(self, events: list[tuple[DeviceQueue, Any]]) -> None:
         self._events = events
+        self._asked = progress.last_asked()
         self._lock = threading.Lock()
 
     def wait(self) -> None:
@@ -32,6 +34,7 @@ class Arrival:
             while self._events:
                 queue, event = self._events.pop()
                 queue.wait(event)
+        progress.prove(self._asked)
 
 
 class HostStorage:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from op_tools.core.call import OpCall
+from op_tools.device import failure
 from op_tools.output import csv_files
 from op_tools.timing import signature
 from op_tools.timing.timer import Span, Timer
@@ -114,7 +115,8 @@ class Book:
     def close(self) -> None:
         """Waits for the device and writes everything."""
         self.timer.close()
-        self.read(everything=True)
+        with failure.tolerated():
+            self.read(everything=True)
         self.sum_up()
         self.rows.close()
         self.trace.close()

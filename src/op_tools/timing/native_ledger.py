@@ -11,6 +11,7 @@ from typing import Any, Callable
 from op_tools.core import route, where
 from op_tools.core.call import OpCall, ids
 from op_tools.core.steps import STEPS
+from op_tools.device import failure
 from op_tools.output.writer import Writer
 from op_tools.timing import ledger, signature
 from op_tools.timing.ledger import Book, Total
@@ -21,7 +22,7 @@ class NativeLedger(Book):
 
     def __init__(self, helper: Any, csv: Path, most_rows: int, most_events: int) -> None:
         super().__init__(csv, most_rows, most_events)
-        self._reader = Writer("OpTimeMeasure")
+        self._reader = Writer("OpTimeMeasure", is_excused=failure.is_noticed)
         self._helper = helper
         self.timer = helper.Timer(
             self.trace,

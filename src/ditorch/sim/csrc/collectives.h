@@ -136,6 +136,8 @@ inline void collective(const OperatorHandle& op, Stack* stack) {
   if (name == "c10d::allgather_" && gather_of_different_sizes(stack, first)) return;
   if (name == "c10d::alltoall_" && exchange_of_different_sizes(stack, first)) return;
 
+  // As with NCCL, a process that does not get the sum keeps its tensor as it is; gloo adds up in it.
+  const bool keeps_own = name == "c10d::reduce_" && (*stack)[first + 3].toInt() != group_of(*stack, first)->getRank();
   const bool flat = ignores_shape(name);
   std::vector<Tensor> tensors;
   std::optional<c10::ScalarType> dtype;
@@ -143,8 +145,9 @@ inline void collective(const OperatorHandle& op, Stack* stack) {
     let_aliases_in((*stack)[i]);
     for_each_tensor((*stack)[i], [&](const Tensor& tensor) {
       if (on_device(tensor)) wait_for_current_stream(tensor.device().index());
-      tensors.push_back(tensor);
-      const Tensor shaped = flat && tensor.is_contiguous() ? tensor.view({-1}) : tensor;
+      tensors.push_back(keeps_own ? tensor.clone() : tensor);
+      const Tensor& ours = tensors.back();
+      const Tensor shaped = flat && ours.is_contiguous() ? ours.view({-1}) : ours;
       if (!travels_as_bytes(name, tensor)) return shaped;
       dtype = tensor.scalar_type();
       return shaped.view(c10::ScalarType::Byte);

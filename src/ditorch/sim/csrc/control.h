@@ -17,6 +17,7 @@ inline void register_backend() {
 // (and want Python's lock for it) when the interpreter shuts down: an abort. A thread takes up its next task only when
 // it is done with the one before, so an empty backward pass on each device, with no Python object in it, flushes them.
 inline void finish_backward_threads() {
+  device_health = Health::good;  // nothing is computed any more
   for (int index = 0; index < device_count(); index++) {
     c10::DeviceGuard guard(Device(kSim, index));
     auto leaf = empty({}, at::kFloat, std::nullopt, Device(kSim, index), std::nullopt, std::nullopt);
@@ -72,6 +73,7 @@ TORCH_LIBRARY(ditorch_sim, m) {
     synchronize(device);
   });
   m.def("sleep(int nanoseconds) -> ()", &queue_sleep);
+  m.def("fail() -> ()", [] { device_health = Health::failed_unnoticed; });
 
   m.def("seed(int device, int value) -> ()", &seed);
   m.def("default_generator(int device) -> Generator?", [](int64_t device) {

@@ -108,6 +108,7 @@ class CallDevice {
 inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kernel, const Signature& signature, Stack* stack,
                         DispatchKey key = DispatchKey::CPU) {
   if (!kernel.hasComputedKernelForDispatchKey(key)) not_implemented(called);
+  check_health();
 
   // Below autograd, and no autocast of the CPU's: the device's own has had its turn.
   c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);

@@ -46,6 +46,7 @@ inline void synchronize(DeviceIndex device) {
   check_device(device);
   check_device_may_wait(device, "torch.cuda.synchronize()");
   Clock::wait_until(device_clock().busy_until(device));
+  check_health_after_waiting();
 }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -83,6 +84,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const Stream& stream) const override {
     check_stream_may_wait(stream.device_index(), stream.id(), "stream.query()");
+    check_health_after_waiting();
     return device_clock().busy_until(stream.device_index(), stream.id()) <= now();
   }
   bool isStreamCapturing(const Stream& stream) const {  // of torch 2.13 on, so no `override`
@@ -91,6 +93,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const Stream& stream) const override {
     check_stream_may_wait(stream.device_index(), stream.id(), "stream.synchronize()");
     Clock::wait_until(device_clock().busy_until(stream.device_index(), stream.id()));
+    check_health_after_waiting();
   }
 #if TORCH_RELEASE >= 206
   void synchronizeDevice(const DeviceIndex device) const override {
@@ -99,6 +102,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 #endif
 
   void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
+    check_health();
     if (!*event) *event = new Event;
     auto& ours = *static_cast<Event*>(*event);
     ours.time = std::max(now(), device_clock().busy_until(stream.device_index(), stream.id()));
@@ -112,11 +116,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryEvent(void* event) const override {
     if (event) check_not_captured(*static_cast<Event*>(event), "event.query()");
+    check_health_after_waiting();
     return !event || static_cast<Event*>(event)->time <= now();
   }
   void synchronizeEvent(void* event) const override {
     if (event) check_not_captured(*static_cast<Event*>(event), "event.synchronize()");
     if (event) Clock::wait_until(static_cast<Event*>(event)->time);
+    check_health_after_waiting();
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* start, void* end, const DeviceIndex) const override {

@@ -73,9 +73,11 @@ inline void check_captured_copy(const Tensor& from, const Tensor& to, bool non_b
 // host's side is pinned, as on a real chip.
 inline Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   if (any_capture() && on_device(from) != on_device(to)) check_captured_copy(from, to, non_blocking);
-  if (!device_clock().idle() && on_device(from) != on_device(to)) {
+  check_health();
+  if (on_device(from) != on_device(to) && (non_blocking || !is_at_rest())) {
     const auto& [device, host] = on_device(from) ? std::tie(from, to) : std::tie(to, from);
-    if (!non_blocking || !pinned_memory()->contains(host.const_data_ptr())) wait_for_current_stream(device.device().index());
+    if (!non_blocking || !pinned_memory()->used_by_stream(host.const_data_ptr()))
+      wait_for_current_stream(device.device().index());
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   own_memory(to);

@@ -134,6 +134,7 @@ inline c10::DataPtr adopt_memory(c10::Storage host, DeviceIndex device) {
     check_device(device);  // there may be none
     use_device();
   }
+  check_health();
   const int64_t bytes = host.nbytes();
   std::shared_ptr<Pool> pool;
   if (auto capture = current_capture(device)) {
@@ -222,7 +223,7 @@ class PinnedMemory final : public c10::Allocator {
     const size_t length = std::max<size_t>(bytes, 1);
     void* data = c10::GetCPUAllocator()->raw_allocate(length);
     std::lock_guard<std::mutex> lock(mutex_);
-    length_[static_cast<const char*>(data)] = length;
+    blocks_[static_cast<const char*>(data)] = {length, false};
     return c10::DataPtr(data, data, &release, Device(c10::DeviceType::CPU));
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -230,16 +231,30 @@ class PinnedMemory final : public c10::Allocator {
 
   bool contains(const void* address) {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto after = length_.upper_bound(static_cast<const char*>(address));
-    if (after == length_.begin()) return false;
-    --after;
-    return static_cast<const char*>(address) < after->first + after->second;
+    return find(address) != nullptr;
+  }
+  // A stream copies to or from there, and nobody waits for it. False where the memory is not pinned.
+  bool used_by_stream(const void* address) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto* block = find(address);
+    if (block) block->used = true;
+    return block != nullptr;
   }
 
  private:
-  static void release(void* data);
+  struct Pinned {
+    size_t length;
+    bool used;  // by a stream
+  };
+  Pinned* find(const void* address) {
+    auto after = blocks_.upper_bound(static_cast<const char*>(address));
+    if (after == blocks_.begin()) return nullptr;
+    --after;
+    return static_cast<const char*>(address) < after->first + after->second.length ? &after->second : nullptr;
+  }
+  static void release(void* data) noexcept;
   std::mutex mutex_;
-  std::map<const char*, size_t> length_;
+  std::map<const char*, Pinned> blocks_;
 };
 
 inline PinnedMemory* pinned_memory() {
@@ -247,11 +262,19 @@ inline PinnedMemory* pinned_memory() {
   return allocator;
 }
 
-inline void PinnedMemory::release(void* data) {
+// As PyTorch's allocator for CUDA: when memory that a stream has used is given back, an event tells when the stream is
+// done with it. Where the device has failed that raises, in a destructor: the process ends ("terminate called").
+inline void PinnedMemory::release(void* data) noexcept {
+  bool used = false;
   {
     std::lock_guard<std::mutex> lock(pinned_memory()->mutex_);
-    pinned_memory()->length_.erase(static_cast<const char*>(data));
+    auto found = pinned_memory()->blocks_.find(static_cast<const char*>(data));
+    if (found != pinned_memory()->blocks_.end()) {
+      used = found->second.used;
+      pinned_memory()->blocks_.erase(found);
+    }
   }
+  if (used) check_health();
   c10::GetCPUAllocator()->raw_deallocate(data);
 }
 

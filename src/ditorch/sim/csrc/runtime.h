@@ -1,5 +1,6 @@
 #pragma once
 #include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/Stream.h>
 #include <c10/util/Exception.h>
 
@@ -110,10 +111,37 @@ inline Clock& device_clock() {
   return *clock;
 }
 
+// ---- failure -------------------------------------------------------------------------------------------------------
+// As CUDA's: what a kernel does wrong on the device (an assert, an illegal address) is heard of when the host waits for
+// the device next. From then on every call fails.
+
+enum class Health { good, failed_unnoticed, failed };
+inline std::atomic<Health> device_health{Health::good};
+
+[[noreturn]] inline void raise_failure() {
+  device_health = Health::failed;
+  TORCH_CHECK(false, c10::get_privateuse1_backend(true),
+              " error: device-side assert triggered (injected fault). Errors of a device may be reported at some later call.");
+}
+// Before something is asked of the device.
+inline void check_health() {
+  if (C10_UNLIKELY(device_health.load(std::memory_order_relaxed) == Health::failed)) raise_failure();
+}
+// Where the host has waited for it.
+inline void check_health_after_waiting() {
+  if (C10_UNLIKELY(device_health.load(std::memory_order_relaxed) != Health::good)) raise_failure();
+}
+
 // What a blocking copy to or from the host does first.
 inline void wait_for_current_stream(DeviceIndex device) {
+  check_health_after_waiting();
   auto& clock = device_clock();
   if (!clock.idle()) Clock::wait_until(clock.busy_until(device, current_stream[device]));
+}
+
+// Whether nobody need wait for anything.
+inline bool is_at_rest() {
+  return device_clock().idle() && device_health.load(std::memory_order_relaxed) == Health::good;
 }
 
 // ---- streams -------------------------------------------------------------------------------------------------------

@@ -116,6 +116,15 @@ class KernelCall:
     def remembered(self, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
         return self._memory.get((shape, dtype))
 
+    def fail_on_device(self) -> None:
+        """A device-side assert, on a real device a real one: final, and heard of when the host waits for the device."""
+        from ditorch import sim
+
+        if self.device_type == sim.started_as():
+            torch.ops.ditorch_sim.fail()
+        else:
+            torch._assert_async(torch.zeros(1, device=self.device_type))
+
     def spend_device_time(self, seconds: float) -> None:
         """Occupies the device's current stream; where a device offers no way to, the host waits instead."""
         sleep = getattr(torch.get_device_module(self.device_type), "_sleep", None)

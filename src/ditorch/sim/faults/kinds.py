@@ -163,6 +163,12 @@ def _raise(call: KernelCall) -> Any:
     raise RuntimeError(f"{call.device_type} error in {call.op.name()}: {text} (injected fault)")
 
 
+def _assert(call: KernelCall) -> Any:
+    result = call.run()
+    call.fail_on_device()
+    return result
+
+
 def _slow(call: KernelCall) -> Any:
     result = call.run()
     call.spend_device_time(call.value)
@@ -274,6 +280,13 @@ _ALL = (
         _raise,
         str,
         value_is_optional=True,
+        changes_values=False,
+    ),
+    Kind(
+        "assert",
+        "the kernel fails on the device: the next wait for it raises, and every call from then on",
+        "aten.embedding: assert",
+        _assert,
         changes_values=False,
     ),
     Kind(

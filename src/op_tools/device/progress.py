@@ -1,0 +1,54 @@
+"""How far devices have got: the calls that were asked of them last, and the last one that is known to be good."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple, Protocol
+
+_MAX_RECENT_CALLS = 256
+_MAX_SHOWN_CALLS = 3
+
+
+class Place(Protocol):
+    """Where a call stands in the program."""
+
+    def line(self) -> str: ...
+
+
+class Asked(NamedTuple):
+    """A call that was asked of a device, which need not have got there yet."""
+
+    id: int
+    name: str
+    where: Place
+
+    def __str__(self) -> str:
+        return f"{self.name} (forward_id {self.id}, {self.where.line()})"
+
+
+recent: deque[Asked] = deque(maxlen=_MAX_RECENT_CALLS)
+_last_good = 0
+
+
+def last_asked() -> int:
+    """The number of the last call that was asked of a device."""
+    return recent[-1].id if recent else 0
+
+
+def prove(call: int) -> None:
+    """The device has got through this call, and all before it."""
+    global _last_good
+    _last_good = max(_last_good, call)
+
+
+def in_words(asked: Asked | None) -> list[str]:
+    """Which calls are known to be good, and which are not. `asked`: one that the device has refused."""
+    good = [call for call in recent if call.id <= _last_good][-_MAX_SHOWN_CALLS:]
+    others = [call for call in recent if call.id > _last_good] + ([] if asked is None else [asked])
+    lines = []
+    if good:
+        lines.append("known to be good, the last ones: " + "; ".join(map(str, good)))
+    if others:
+        more = f", and {len(others) - 1:,} after it" if len(others) > 1 else ""
+        lines.append(f"the first that is not known to be good: {others[0]}{more}")
+    return lines

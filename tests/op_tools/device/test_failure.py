@@ -1,0 +1,126 @@
+"""A device that fails behind the host's back: the user's own exception, no abort, and the calls that are to blame.
+
+Each case runs in a process of its own, for a device that has failed stays so. DITORCH_TEST_DEVICE=cuda has a real one.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PROGRAM = """
+import sys
+import torch
+import op_tools
+
+tool, device, ends_at, out = sys.argv[1:]
+if device == "sim":
+    from ditorch import sim
+    sim.start()
+
+
+def fail():
+    # on CUDA an index that is out of range is found by the kernel
+    if device == "cuda":
+        return table[torch.tensor([10_000_000], device=device)]
+    from ditorch.sim import faults
+    with faults.inject("aten.index: assert"):
+        return table[torch.tensor([1], device=device)]
+
+
+def train():
+    x = torch.ones(64, 64, device=device, requires_grad=True)
+    for number in range(3):
+        loss = (x * 2).exp().mean()
+        loss.backward()
+    kept = torch.sigmoid(x)
+    bad = fail()
+    after = torch.tanh(x)
+    if ends_at == "synchronize":
+        getattr(torch, device).synchronize()
+    elif ends_at == "item":
+        after.sum().item()
+    else:
+        (after * bad.sum()).sum().backward()
+        after.sum().item()
+
+
+table = torch.ones(8, 4, device=device)
+(table * 1).sum().item()
+if tool == "none":
+    train()
+else:
+    skip = ["torch.Tensor.__getitem__"] if tool == "OpFallback" else None  # the CPU's kernel does not fail
+    with getattr(op_tools, tool)(out=out, skip=skip):
+        train()
+"""
+OBSERVING = ("OpCapture", "OpAutoCompare", "OpTimeMeasure", "OpObserve", "OpOverflowCheck")
+CHANGING = ("OpFallback", "OpDtypeCast")
+
+
+def _run(tool: str, device: str, ends_at: str, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, tool, device, ends_at, str(out)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=out)
+
+
+@functools.cache
+def _plain(device: str, ends_at: str) -> subprocess.CompletedProcess[str]:
+    """Without a tool."""
+    done = _run("none", device, ends_at, Path.cwd())
+    assert done.returncode == 1, done.stderr
+    return done
+
+
+def _exception(done: subprocess.CompletedProcess[str]) -> str:
+    """The kind and the first line of the exception that ended the program."""
+    lines = [line for line in done.stderr.splitlines() if "Error: " in line and "device-side assert" in line]
+    lines = [line for line in lines if not line.startswith((" ", "op_tools:"))]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize("ends_at", ["synchronize", "item", "backward"])
+@pytest.mark.parametrize("tool", OBSERVING + CHANGING)
+def test_the_users_exception_is_raised_as_without_a_tool(tool, ends_at, device, tmp_path):
+    plain = _plain(device, ends_at)
+    done = _run(tool, device, ends_at, tmp_path)
+    assert done.returncode == 1, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert _exception(done) == _exception(plain)
+    assert "terminate called" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("tool", ["OpCapture", "OpAutoCompare"])
+def test_the_last_good_call_and_the_first_that_is_not_are_named_once(tool, device, tmp_path):
+    done = _run(tool, device, "item", tmp_path)
+    said = [line for line in done.stderr.splitlines() if "the device has failed" in line]
+    assert len(said) == 1, done.stderr
+    assert done.stderr.count("op_tools: ") == 1, done.stderr
+    (good,) = (line for line in done.stderr.splitlines() if "known to be good, the last ones" in line)
+    (first,) = (line for line in done.stderr.splitlines() if "the first that is not known to be good" in line)
+    assert good.rstrip().endswith(")")
+    if tool == "OpAutoCompare":  # it waits for every call
+        assert "torch.tensor" in good or "torch.sigmoid" in good
+        assert "torch.Tensor.__getitem__" in first
+    else:  # the device may be some calls behind
+        assert "torch.tanh" not in good
+
+
+def test_what_was_captured_before_is_whole(device, tmp_path):
+    _run("OpCapture", device, "item", tmp_path)
+    files = sorted(tmp_path.glob("op_capture_results/**/*.pth"))
+    names = {torch.load(path, weights_only=True)["name"] for path in files}
+    assert {"torch.Tensor.mul", "torch.Tensor.exp", "torch.Tensor.mean"} <= names
+    assert not [path for path in tmp_path.glob("op_capture_results/**/*") if ".tmp" in path.name]
+
+
+def test_the_results_of_the_calls_before_are_written(device, tmp_path):
+    done = _run("OpAutoCompare", device, "item", tmp_path)
+    (table,) = tmp_path.glob("op_autocompare_result/*.csv")
+    assert "torch.Tensor.exp" in table.read_text()
+    assert "OpAutoCompare: " in done.stdout
