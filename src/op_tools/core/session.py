@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, dynamo, gradients, graphs, optimizers
+from op_tools.core import autograd_functions, dynamo, gradients, graphs, quiet
 from op_tools.core.call import STEPS
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.plan import OTHERWISE, Plan
@@ -93,12 +93,12 @@ class Session:
             self._mode = Mode(self)
             _put_under_the_stack(self._mode)
             autograd_functions.watch(self, Mode)
-            optimizers.quiet(self, Mode)
+            quiet.begin(self, Mode)
             graphs.watch(self)
         elif not awake and self._mode is not None:
             mode, self._mode = self._mode, None
             autograd_functions.leave(self)
-            optimizers.loud(self)
+            quiet.end(self)
             graphs.leave(self)
             _take_off_the_stack(mode)
 
