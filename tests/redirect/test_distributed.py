@@ -26,11 +26,35 @@ from ditorch.redirect.patch import Patches
         ("cuda:nccl,cpu:gloo", {"sim": "simccl", "cpu": "gloo"}),
         ("cpu:gloo,cuda:nccl", {"sim": "simccl", "cpu": "gloo"}),
         ("gloo", {"cpu": "gloo", "cuda": "gloo"}),
+        ("undefined", {"sim": "simccl"}),
     ],
 )
 def test_nccl_means_the_accelerators_collectives(name, means):
     config = dist.distributed_c10d.BackendConfig(dist.Backend(name))
     assert config.get_device_backend_map() == means
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("nccl", ["nccl", "cuda:nccl"]),
+        ("cuda:nccl", ["cuda:nccl", "cuda:nccl"]),
+        ("cpu:gloo,cuda:nccl", ["cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl"]),
+        ("gloo", ["gloo", "cpu:gloo,cuda:gloo"]),
+        ("", ["undefined", "cuda:nccl"]),
+    ],
+)
+def test_a_group_says_what_the_program_asked_for(run_python, asked, said):
+    program = f"""
+        import torch, ditorch, torch.distributed as dist
+        dist.init_process_group({asked!r} or None, store=dist.HashStore(), rank=0, world_size=1)
+        print(dist.get_backend(), dist.get_backend_config())
+        tensor = torch.ones(1, device="cuda")
+        dist.all_reduce(tensor)
+        dist.new_group(backend=dist.get_backend_config())
+        dist.destroy_process_group()
+    """
+    assert run_python(program, DITORCH_BACKEND="sim", DITORCH_DISABLE_MOCK="0").stdout.split() == said
 
 
 @pytest.mark.usefixtures("redirect")
