@@ -60,6 +60,16 @@ def _translate_names(patches: Patches, device_type: str, collectives: str) -> No
     types = distributed_c10d.Backend.backend_type_map
     own_type = types.get(collectives, torch.distributed.ProcessGroup.BackendType.CUSTOM)
     patches.assign(distributed_c10d.Backend, "backend_type_map", {**types, "nccl": own_type}, why)
+    if not hasattr(torch.distributed.ProcessGroup, "_set_default_backend"):  # torch 2.5 and older ask by name in C++
+        options: Any = vars(torch.distributed.ProcessGroup)["Options"]
+
+        class Options(options):  # type: ignore[misc]
+            """What a group is made with; the backend is the one that it will have."""
+
+            def __init__(self, backend: str) -> None:
+                super().__init__(own(backend))
+
+        patches.assign(torch.distributed.ProcessGroup, "Options", Options, why)
     if getattr(distributed_c10d, "default_pg_nccl_timeout", timedelta()) is None:
         patches.assign(distributed_c10d, "default_pg_nccl_timeout", _NCCL_TIMEOUT, "this PyTorch has no NCCL")
     for owner in (torch.distributed, distributed_c10d):
