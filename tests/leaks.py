@@ -62,9 +62,17 @@ def _hooks() -> dict[str, int]:
 
 
 def _threads() -> set[str]:
-    """Python's threads; PyTorch's own, which Python only knows by sight, live as long as the process."""
-    names = {t.name for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+    """Python's threads; PyTorch's own, which Python only knows by sight, live as long as the process.
+
+    So do the threads that read from Inductor's compile workers, which torch 2.4 starts with its first compilation.
+    """
+    names = {t.name for t in threading.enumerate() if not isinstance(t, threading._DummyThread) and not _inductors(t)}
     return names.difference(_LEFT_BY_DYNAMO)
+
+
+def _inductors(thread: threading.Thread) -> bool:
+    module = getattr(getattr(thread, "_target", None), "__module__", None) or ""
+    return module.startswith("torch._inductor")
 
 
 def _device_type() -> str:

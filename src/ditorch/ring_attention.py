@@ -19,6 +19,7 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _SEQUENCE = 2  # the dimension that is split
 _CHECKED_LENGTH = 32
+_SPLIT = "_context_parallel_buffers"  # splits what the program hands to context_parallel
 
 
 def handlers(forward: Any, backward: Any) -> dict[Any, Handler] | None:
@@ -41,12 +42,31 @@ def install(added: dict[Any, Handler]) -> Callable[[], None]:
     ring = _ring()
     assert ring is not None
     ring["custom_ops"].update(added)
+    split = ring.get(_SPLIT)
+    if split is not None:
+        ring[_SPLIT] = _only_evenly(split)
 
     def remove() -> None:
         for operator in added:
             ring["custom_ops"].pop(operator, None)
+        if split is not None:
+            ring[_SPLIT] = split
 
     return remove
+
+
+def _only_evenly(split: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(split)
+    def split_evenly(mesh: Any, buffers: Any, buffer_seq_dims: Any, *args: Any, **kwargs: Any) -> Any:
+        for buffer, dimension in zip(buffers, buffer_seq_dims):
+            if isinstance(buffer, torch.Tensor) and buffer.size(dimension) % mesh.size():
+                raise ParallelismError(
+                    f"context_parallel cannot split a sequence of {buffer.size(dimension)} evenly between "
+                    f"{mesh.size()} processes, and its ring needs shares of one size. Pad it."
+                )
+        return split(mesh, buffers, buffer_seq_dims, *args, **kwargs)
+
+    return split_evenly
 
 
 def is_ring(max_length: Any) -> bool:

@@ -38,7 +38,7 @@ SELF_PORTRAIT = """
 
 def announced(stderr: str) -> list[str]:
     """The pids of the processes in which ditorch said what it found."""
-    return re.findall(r"^ditorch: sim \(simulated accelerator\) torch \S+ pid (\d+)$", stderr, re.MULTILINE)
+    return re.findall(r"^ditorch: sim \(simulated accelerator\) torch \S+ pid (\d+) ditorch\.framework: \S+$", stderr, re.MULTILINE)
 
 
 @pytest.fixture

@@ -128,3 +128,58 @@ def test_a_backward_pass_inside_autocast_is_the_same(device, make):
     with make():
         watched = gradient()
     assert torch.equal(plain, watched)
+
+
+def encoder():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)
+
+
+FAST_PATHS = {
+    "encoder": (encoder, lambda model, x, mask: model(x, src_key_padding_mask=mask)),
+    "layer": (
+        lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        lambda model, x, mask: model(x, src_key_padding_mask=mask),
+    ),
+    "attention": (
+        lambda: torch.nn.MultiheadAttention(8, 2, batch_first=True),
+        lambda model, x, mask: model(x, x, x, key_padding_mask=mask),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("tool", OBSERVING)
+@pytest.mark.parametrize("name", FAST_PATHS)
+def test_a_model_takes_the_path_that_it_takes_unwatched(device, name, tool):
+    """nn.TransformerEncoder and its parts leave their fast path where a mode is on; ours must not count."""
+    make, call = FAST_PATHS[name]
+    torch.manual_seed(0)
+    model = make().to(device).eval()
+    x = torch.randn(3, 5, 8, device=device)
+    lengths = torch.tensor([5, 3, 2], device=device)
+    mask = torch.arange(5, device=device) >= lengths[:, None]
+    with torch.no_grad():
+        plain = tensors_in(call(model, x, mask))
+        with contextlib.redirect_stdout(io.StringIO()), OBSERVING[tool]():
+            watched = tensors_in(call(model, x, mask))
+            assert torch.overrides.has_torch_function((x,))
+    assert [bits(tensor) for tensor in watched] == [bits(tensor) for tensor in plain]
+    assert all(part.forward.__module__.startswith("torch.") for part in model.modules())
+
+
+def test_the_mode_of_a_program_keeps_its_models_off_the_fast_path(device):
+    class Theirs(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(3, 5, 8, device=device)
+    model = torch.nn.MultiheadAttention(8, 2, batch_first=True).to(device).eval()
+    paths = []
+    for tool in (contextlib.nullcontext(), op_tools.OpTimeMeasure()):
+        seen = []
+        with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()), tool, Theirs():
+            model(x, x, x)
+        paths.append(torch._native_multi_head_attention in seen)
+    assert paths == [False, False]

@@ -17,6 +17,9 @@ from ditorch.errors import BackendError
 from ditorch.redirect import Redirect, reductions
 from ditorch.redirect.patch import Patches
 
+# what a group without a backend has for the CPU: in torch 2.5 and older, gloo
+HAS_ONE_DEFAULT = hasattr(dist.ProcessGroup, "_set_default_backend")
+
 
 @pytest.mark.usefixtures("redirect")
 @pytest.mark.parametrize(
@@ -27,6 +30,7 @@ from ditorch.redirect.patch import Patches
         ("cuda:nccl,cpu:gloo", {"sim": "simccl", "cpu": "gloo"}),
         ("cpu:gloo,cuda:nccl", {"sim": "simccl", "cpu": "gloo"}),
         ("gloo", {"cpu": "gloo", "cuda": "gloo"}),
+        ("undefined", {"sim": "simccl"} if HAS_ONE_DEFAULT else {"sim": "simccl", "cpu": "gloo"}),
     ],
 )
 def test_nccl_means_the_accelerators_collectives(name, means):
@@ -34,11 +38,35 @@ def test_nccl_means_the_accelerators_collectives(name, means):
     assert config.get_device_backend_map() == means
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("nccl", ["nccl", "cuda:nccl"]),
+        ("cuda:nccl", ["cuda:nccl", "cuda:nccl"]),
+        ("cpu:gloo,cuda:nccl", ["cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl"]),
+        ("gloo", ["gloo", "cpu:gloo,cuda:gloo"]),
+        ("", ["undefined", "cuda:nccl" if HAS_ONE_DEFAULT else "cpu:gloo,cuda:nccl"]),
+    ],
+)
+def test_a_group_says_what_the_program_asked_for(run_python, asked, said):
+    program = f"""
+        import torch, ditorch, torch.distributed as dist
+        dist.init_process_group({asked!r} or None, store=dist.HashStore(), rank=0, world_size=1)
+        print(dist.get_backend(), dist.get_backend_config())
+        tensor = torch.ones(1, device="cuda")
+        dist.all_reduce(tensor)
+        dist.new_group(backend=dist.get_backend_config())
+        dist.destroy_process_group()
+    """
+    assert run_python(program, DITORCH_BACKEND="sim", DITORCH_DISABLE_MOCK="0").stdout.split() == said
+
+
 @pytest.mark.usefixtures("redirect")
 def test_nccl_is_available():
     assert dist.is_nccl_available()
 
 
+@pytest.mark.skipif(hasattr(dist, "ProcessGroupNCCL"), reason="this torch was built with NCCL")
 @pytest.mark.usefixtures("redirect")
 def test_options_for_nccl_can_be_made_and_groups_of_nccl_cannot():
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)

@@ -99,6 +99,20 @@ def test_install_and_uninstall(monkeypatch, capsys):
     ditorch.uninstall()  # again: nothing
 
 
+def test_torchs_memory_of_device_modules_follows_the_redirect():
+    redirect = Redirect(SIM)
+    try:
+        assert torch.get_device_module(torch.device("sim")) is torch.cuda
+    finally:
+        redirect.undo()
+    assert torch.get_device_module(torch.device("sim")) is torch.sim
+    redirect = Redirect(SIM)
+    try:
+        assert torch.get_device_module(torch.device("sim")) is torch.cuda
+    finally:
+        redirect.undo()
+
+
 def test_the_true_name_can_be_shown(monkeypatch):
     monkeypatch.setenv("DITORCH_SHOW_DEVICE_AS_CUDA", "0")
     redirect = Redirect(SIM)

@@ -23,10 +23,10 @@ from ditorch.redirect import Redirect
 
 from .. import ranks
 
+ATTENTION = "_scaled_dot_product_fused_attention_overrideable"
 pytestmark = pytest.mark.skipif(
-    not torch._C._dispatch_has_kernel_for_dispatch_key(
-        "aten::_scaled_dot_product_fused_attention_overrideable", "Meta"
-    ),
+    not hasattr(torch.ops.aten, ATTENTION)
+    or not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{ATTENTION}", "Meta"),
     reason="DTensor of this torch cannot plan with a chip's attention",
 )
 
@@ -92,14 +92,16 @@ def own_share(balanced, length, rank):
     return torch.cat([chunks[rank], chunks[-1 - rank]])
 
 
-def context_parallel(rank, device, balanced=True, causal=True, keys=4, dtype=torch.float32, inside=True, **others):
+def context_parallel(
+    rank, device, balanced=True, causal=True, keys=4, dtype=torch.float32, inside=True, length=4 * SIZE, **others
+):
     """The largest difference of attention and its gradients to what one process computes."""
     from torch.distributed.tensor.experimental import context_parallel
 
     torch.manual_seed(0)
-    tensors = [torch.randn(2, heads, 4 * SIZE, 16, device=device).to(dtype) for heads in (4, keys, keys, 4)]
+    tensors = [torch.randn(2, heads, length, 16, device=device).to(dtype) for heads in (4, keys, keys, 4)]
     arguments = {"is_causal": causal, "enable_gqa": keys != 4}
-    share = own_share(balanced, 4 * SIZE, rank).to(device)
+    share = own_share(balanced, length, rank).to(device)
 
     inputs = [tensor.clone().requires_grad_() for tensor in tensors[:3]]
     result = functional.scaled_dot_product_attention(*inputs, **arguments)
@@ -146,6 +148,7 @@ def do_context_parallel_refuses(rank, device):
         refused["dropout, not causal"] = message(attention, balanced=False, causal=False, dropout_p=0.5)
         with sdpa_kernel(SDPBackend.MATH):
             refused["math"] = message(attention, balanced=False, causal=False)
+        refused["uneven"] = message(attention, balanced=False, causal=False, length=4 * SIZE + 1)
     return refused
 
 
@@ -179,6 +182,7 @@ def test_what_cannot_be_a_ring_is_refused(results):
     for refused in results(do_context_parallel_refuses):
         assert "The backward pass of an attention that ran under context_parallel" in refused["outside"]
         assert "with a mask" in refused["math"]
+        assert "cannot split a sequence of 13 evenly between 3 processes" in refused["uneven"]
         assert "ParallelismError: context_parallel works with fused" in refused["dropout, not causal"]
         assert all(refused.values())
 
@@ -451,10 +455,17 @@ def test_gradients_can_be_compressed_to_bfloat16(results):
 def do_symmetric_memory(rank, device):
     from torch.distributed import _symmetric_memory
 
-    return message(_symmetric_memory.rendezvous, torch.zeros(4, device=device), dist.group.WORLD)
+    x = torch.zeros(4, device=device)
+    return [
+        message(_symmetric_memory.rendezvous, x, dist.group.WORLD),
+        message(torch.ops.symm_mem.one_shot_all_reduce, x, "sum", "0"),
+        message(torch.ops.symm_mem.fused_matmul_reduce_scatter, x[None], x[:, None], "sum", 0, "0"),
+    ]
 
 
 def test_symmetric_memory_is_refused_in_clear_words(results):
+    names = "distributed._symmetric_memory.rendezvous", "ops.symm_mem.one_shot", "ops.symm_mem.fused_matmul"
     for refused in results(do_symmetric_memory):
-        assert "MissingOnBackendError: torch.distributed._symmetric_memory.rendezvous: sim (sim" in refused
-        assert "has no symmetric memory" in refused
+        for name, text in zip(names, refused):
+            assert f"MissingOnBackendError: torch.{name}" in text
+            assert ": sim (simulated accelerator) has no symmetric memory" in text

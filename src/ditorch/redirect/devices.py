@@ -14,12 +14,21 @@ from ditorch.settings import SHOW_DEVICE_AS_CUDA
 
 
 def apply(patches: Patches, backend: Backend) -> None:
+    _forget_modules()
+    patches.after_undo(_forget_modules)
     _methods(patches, backend.device_type)
     if backend.device_type == "cpu":
         return  # a CPU tensor that said "cuda" could not be told from one that is meant to be on the CPU
     _is_cuda(patches, backend.device_type)
     if SHOW_DEVICE_AS_CUDA.get():
         _show_as_cuda(patches, backend.device_type)
+
+
+def _forget_modules() -> None:
+    """torch.get_device_module keeps its answers, and they follow what a device says of its type."""
+    forget = getattr(getattr(torch, "get_device_module", None), "cache_clear", None)  # older releases keep none
+    if forget is not None:
+        forget()
 
 
 def _methods(patches: Patches, device_type: str) -> None:

@@ -50,16 +50,57 @@ def _translate_names(patches: Patches, device_type: str, collectives: str) -> No
     @functools.wraps(original_config)
     def config(self: Any, name: Any) -> None:
         original_config(self, own(name))
+        chosen = self.device_backend_map  # without a name, PyTorch chooses "nccl" for what says that it is cuda
+        for device in [device for device, backend in chosen.items() if backend == "nccl"]:
+            del chosen[device]
+            chosen[device_type] = distributed_c10d.Backend(collectives)
 
     why = '"nccl" is in the program, which is told so again by get_backend; the accelerator has collectives of its own'
     patches.assign(distributed_c10d.BackendConfig, "__init__", config, why)
     types = distributed_c10d.Backend.backend_type_map
     own_type = types.get(collectives, torch.distributed.ProcessGroup.BackendType.CUSTOM)
     patches.assign(distributed_c10d.Backend, "backend_type_map", {**types, "nccl": own_type}, why)
+    if not hasattr(torch.distributed.ProcessGroup, "_set_default_backend"):  # torch 2.5 and older ask by name in C++
+        options: Any = vars(torch.distributed.ProcessGroup)["Options"]
+
+        class Options(options):  # type: ignore[misc]
+            """What a group is made with; the backend is the one that it will have."""
+
+            def __init__(self, backend: str) -> None:
+                super().__init__(own(backend))
+
+        patches.assign(torch.distributed.ProcessGroup, "Options", Options, why)
     if getattr(distributed_c10d, "default_pg_nccl_timeout", timedelta()) is None:
         patches.assign(distributed_c10d, "default_pg_nccl_timeout", _NCCL_TIMEOUT, "this PyTorch has no NCCL")
     for owner in (torch.distributed, distributed_c10d):
         patches.assign(owner, "is_nccl_available", _true(), "programs ask it before they say nccl")
+    _say_nccl(patches, device_type, collectives)
+
+
+def _say_nccl(patches: Patches, device_type: str, collectives: str) -> None:
+    """get_backend_config speaks in the program's words, as get_backend does by itself."""
+    from torch.distributed import distributed_c10d
+
+    original = getattr(distributed_c10d, "get_backend_config", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def get_backend_config(group: Any = None) -> str:
+        said: str = original(group)
+        if distributed_c10d.get_backend(group) == collectives:
+            return said
+        parts = [part.split(":") for part in said.split(",")]
+        own = [part for part in parts if part[-1] == collectives]
+        others = [part for part in parts if part[-1] != collectives]
+        # ours may serve the CPU as well, NCCL never does
+        named = [["cuda", "nccl"]] if any(part[0] in (device_type, "cuda") for part in own) else own
+        return ",".join(":".join(part) for part in (*others, *named))
+
+    why = "nccl is what the program asked for"
+    for owner in (torch.distributed, distributed_c10d):
+        if hasattr(owner, "get_backend_config"):
+            patches.assign(owner, "get_backend_config", get_backend_config, why)
 
 
 def _stand_in_for_nccl(patches: Patches, backend: Backend) -> None:

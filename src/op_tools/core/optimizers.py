@@ -6,64 +6,35 @@ off in those functions of torch.optim. What they compute, such as the state at t
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
-import threading
-from typing import Any, Callable
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from op_tools.core import dynamo
+from op_tools.core.modes import Replacement, without_mode
 
-_replaced: list[tuple[Any, str, Any]] = []
-_watching: set[int] = set()
-_lock = threading.Lock()
 _READ_ONLY = ("_get_value", "_default_to_fused_or_foreach")
 
 
-def quiet(session: object, mode_class: type) -> None:
-    """Makes the bookkeeping quiet for modes of this class, as long as a session wants it."""
-    with _lock:
-        _watching.add(id(session))
-        if not _replaced:
-            _replace_all(mode_class)
-
-
-def loud(session: object) -> None:
-    """Undoes `quiet`; the last one puts everything back as it was."""
-    with _lock:
-        _watching.discard(id(session))
-        while _replaced and not _watching:
-            owner, name, original = _replaced.pop()
-            setattr(owner, name, original)
-
-
-def _replace_all(mode_class: type) -> None:
+def replacements(mode_class: type) -> Iterator[Replacement]:
+    """Those functions, each without modes of this class."""
     modules = [module for name, module in sys.modules.items() if name.startswith("torch.optim.") and module]
     for module in modules:
         for name in _READ_ONLY:
             function = vars(module).get(name)
             if inspect.isfunction(function):
-                _replace(module, name, _without_mode(function, mode_class, _always))
+                yield module, name, without_mode(function, mode_class)
         for kind in [kind for kind in vars(module).values() if inspect.isclass(kind)]:
             init_group = kind.__dict__.get("_init_group")
             if inspect.isfunction(init_group) and kind.__module__ == module.__name__:
                 # SGD's only reads; others make their state with functions of torch
                 makes_state = "torch" in inspect.unwrap(init_group).__code__.co_names  # Dynamo wraps it
-                condition = _has_its_state if makes_state else _always
-                _replace(kind, "_init_group", _without_mode(init_group, mode_class, condition))
+                condition = _has_its_state if makes_state else None
+                yield kind, "_init_group", without_mode(init_group, mode_class, condition)
     zero_grad = torch.optim.Optimizer.zero_grad
-    _replace(torch.optim.Optimizer, "zero_grad", _without_mode(zero_grad, mode_class, _only_forgets))
-
-
-def _replace(owner: Any, name: str, function: Any) -> None:
-    _replaced.append((owner, name, vars(owner)[name]))
-    setattr(owner, name, function)
-
-
-def _always(*args: Any, **kwargs: Any) -> bool:
-    return True
+    yield torch.optim.Optimizer, "zero_grad", without_mode(zero_grad, mode_class, _only_forgets)
 
 
 def _has_its_state(optimizer: Any, *args: Any, **kwargs: Any) -> bool:
@@ -73,26 +44,3 @@ def _has_its_state(optimizer: Any, *args: Any, **kwargs: Any) -> bool:
 
 def _only_forgets(optimizer: Any, set_to_none: bool = True) -> bool:
     return set_to_none
-
-
-def _without_mode(
-    function: Callable[..., Any], mode_class: type, computes_nothing: Callable[..., bool]
-) -> Callable[..., Any]:
-    # called a hundred times in a step: nothing is looked up that is known here
-    count, topmost = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
-    take_off, put_on = torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack
-    always = computes_nothing is _always
-
-    @functools.wraps(function)
-    @dynamo.hidden
-    def reads_unseen(*args: Any, **kwargs: Any) -> Any:
-        # a mode of somebody else may want to see it
-        if count() != 1 or type(topmost(0)) is not mode_class or not (always or computes_nothing(*args, **kwargs)):
-            return function(*args, **kwargs)
-        mode = take_off()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            put_on(mode)
-
-    return reads_unseen

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, dynamo, gradients, graphs, optimizers, termination
+from op_tools.core import autograd_functions, dynamo, gradients, graphs, quiet, termination
 from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
 from op_tools.core.watcher import AnyWatcher
@@ -81,12 +81,12 @@ class Session:
             self._mode = Mode(self)
             _put_under_the_stack(self._mode)
             autograd_functions.watch(self, Mode)
-            optimizers.quiet(self, Mode)
+            quiet.begin(self, Mode)
             graphs.watch(self)
         elif not awake and self._mode is not None:
             mode, self._mode = self._mode, None
             autograd_functions.leave(self)
-            optimizers.loud(self)
+            quiet.end(self)
             graphs.leave(self)
             if is_own:
                 _take_off_the_stack(mode)

@@ -51,9 +51,20 @@ class Kernel:
             raise RuntimeError(f"cuLaunchKernel: CUDA error {status}")
 
 
+@cache
+def is_genuine(device: torch.device) -> bool:
+    """Whether it is CUDA's or ROCm's, and no other accelerator that goes by the name of "cuda" (ditorch)."""
+    if device.type != "cuda":
+        return False
+    keys_of = getattr(torch._C, "_dispatch_keys", None)
+    if keys_of is None:
+        return torch.version.cuda is not None or torch.version.hip is not None
+    return bool(keys_of(torch.empty(0, device=device)).has(torch._C.DispatchKey.CUDA))
+
+
 def is_cuda(device: torch.device) -> bool:
     """And not ROCm, which goes by the same name."""
-    return device.type == "cuda" and torch.version.cuda is not None
+    return torch.version.cuda is not None and is_genuine(device)
 
 
 def is_right(device: torch.device, try_out: Callable[[torch.device], None], else_told: str) -> bool:

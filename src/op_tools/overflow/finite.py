@@ -21,6 +21,7 @@ from op_tools.values.tensors import (
     dtype_of,
     is_contiguous,
     is_dense,
+    is_nested,
     layout_of,
     size_of,
 )
@@ -42,12 +43,15 @@ def all_can_be_checked(tensors: Sequence[Tensor]) -> bool:
         and CHECKED.issuperset(map(dtype_of, tensors))
         and set(map(layout_of, tensors)) == _STRIDED
         and all(map(size_of, tensors))
+        and not any(map(is_nested, tensors))
     )
 
 
 def can_be_checked(tensor: Tensor) -> bool:
-    """False for whole numbers, empty and sparse tensors, and those on the CPU."""
-    return tensor.dtype in CHECKED and not tensor.is_cpu and tensor.layout is torch.strided and tensor.nbytes > 0
+    """False for whole numbers, empty, sparse and nested tensors, and those on the CPU."""
+    if tensor.dtype not in CHECKED or tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    return tensor.nbytes > 0
 
 
 def is_intact(tensor: Tensor, version: int | None) -> bool:

@@ -22,6 +22,7 @@ device_of: Callable[[Tensor], torch.device] = attrgetter("device")
 layout_of: Callable[[Tensor], torch.layout] = attrgetter("layout")
 size_of: Callable[[Tensor], int] = attrgetter("nbytes")
 is_contiguous: Callable[[Tensor], bool] = Tensor.is_contiguous
+is_nested: Callable[[Tensor], bool] = attrgetter("is_nested")
 requires_grad: Callable[[Tensor], bool] = attrgetter("requires_grad")
 storage_of: Callable[[Tensor], torch.UntypedStorage] = Tensor.untyped_storage
 bytes_of: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbytes

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import types
 
 import pytest
 import torch
 
+from ditorch.backends.sim import SIM
+from ditorch.redirect import Redirect
+from op_tools.autocompare import prefilter
 from op_tools.autocompare.judging import verdict
 from op_tools.autocompare.judging.limits import Tolerance, precision_of
 from op_tools.autocompare.prefilter import fused, screen
 from op_tools.autocompare.prefilter.first_look import Look
+from op_tools.device import compiled
 
 HERE = torch.device("cpu")
 
@@ -67,6 +72,36 @@ def test_kernels_that_are_wrong_do_not_pass():
 
     with torch.no_grad(), pytest.raises(ArithmeticError, match="squares"):
         fused._compare_with_torch(types.SimpleNamespace(run=wrong), HERE)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """A build of torch with CUDA, and Triton with kernels that are right."""
+    monkeypatch.setattr(torch.version, "cuda", "12.1")
+    monkeypatch.setattr(fused, "_known", {})
+    monkeypatch.setattr(prefilter, "kernels", KERNELS, raising=False)
+    monkeypatch.setitem(sys.modules, f"{prefilter.__name__}.kernels", KERNELS)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_accelerator_that_goes_by_the_name_of_cuda_does_without_them():
+    redirect = Redirect(SIM)
+    try:
+        device = torch.device("cuda", 0)
+        assert device.type == "cuda"
+        assert not fused.is_there(device)
+        assert not compiled.is_cuda(device)
+    finally:
+        redirect.undo()
+
+
+@pytest.mark.usefixtures("installed")
+def test_they_are_not_interpreted(monkeypatch):
+    monkeypatch.setattr(fused, "is_genuine", lambda device: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert fused._checked(HERE) is KERNELS
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert fused._checked(HERE) is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

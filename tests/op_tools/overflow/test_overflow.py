@@ -1120,3 +1120,13 @@ def test_what_was_judged_is_not_held(device):
         tool._settle(wait=True)
         gc.collect()
         assert result() is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_keeps_no_other_from_being_checked(device, capsys):
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], device=device)
+    with OpOverflowCheck() as tool:
+        torch.log(torch.full((2,), -1.0, device=device))
+        nested * 2
+    assert [found.name for found in tool.found] == ["torch.log"]
+    assert "could not" not in capsys.readouterr().err

@@ -10,6 +10,7 @@ that has it, and refused otherwise; nothing public keeps pointing at CUDA. torch
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -64,6 +65,7 @@ def apply(patches: Patches, backend: Backend) -> None:
             if inner in vars(module):
                 _replace(patches, module, inner, new, replaced)
     _replace_copies(patches, replaced)
+    _tell_dynamo(patches, replaced)
     tensors.patch_type_names(patches, target)
     streams.patch_handles(patches, target)
     profiling.patch_profiler(patches, target)
@@ -72,6 +74,16 @@ def apply(patches: Patches, backend: Backend) -> None:
     if not streams.has_streams(target):
         patches.assign(torch.Tensor, "record_stream", _record_stream, "the device's only queue needs no record")
     generators.seed_as_asked_before(target)
+
+
+def _tell_dynamo(patches: Patches, replaced: dict[int, Any]) -> None:
+    """Dynamo knows some functions whose results are constants; where it was imported first, by the originals."""
+    constants = getattr(sys.modules.get("torch._dynamo.variables.torch"), "constant_fold_functions", None)
+    if not isinstance(constants, dict):
+        return
+    for new in [replaced[id(original)] for original in constants if id(original) in replaced]:
+        constants[new] = None
+        patches.on_undo(functools.partial(constants.pop, new, None))
 
 
 def _patch_bindings(patches: Patches) -> None:

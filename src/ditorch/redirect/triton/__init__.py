@@ -66,7 +66,7 @@ def _tell_truth(patches: Patches, interprets: bool) -> None:
     """has_triton() asks whether torch.cuda is there, and that is no longer the question."""
     original = torch_triton.has_triton
 
-    def has_triton() -> bool:
+    def has_triton(*_: Any, **__: Any) -> bool:  # torch 2.15 asks for the CPU apart, which changes nothing here
         """Whether Triton's kernels run here: in the interpreter, or by a back end for this accelerator."""
         if not torch_triton.has_triton_package():
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +19,10 @@ from torch import Tensor
 from op_tools.autocompare.judging import error_statistics, verdict
 from op_tools.autocompare.judging.limits import Precision, Tolerance, precision_of
 from op_tools.autocompare.prefilter.first_look import Look
+from op_tools.device.compiled import is_genuine
 from op_tools.output import messages
 from op_tools.values.tensors import with_memory
 
-_IS_CUDA = torch.version.cuda is not None or torch.version.hip is not None  # others may call themselves so (ditorch)
 SLOTS = 128  # programs for each pair
 _FIELDS = error_statistics.Found._fields
 # what the kernel finds, in its order; the rest of Found is zero without a run on the CPU
@@ -36,7 +37,7 @@ _EXACT = precision_of(torch.float64)._replace(largest=math.inf)  # where only ma
 
 def is_there(device: torch.device) -> bool:
     """True where `look` works on this device."""
-    return _IS_CUDA and device.type == "cuda" and _kernels(device) is not None
+    return _kernels(device) is not None
 
 
 def fits(got: Tensor, expected: Tensor) -> bool:
@@ -113,6 +114,8 @@ def _kernels(device: torch.device) -> Any:
 
 
 def _checked(device: torch.device) -> Any:
+    if not is_genuine(device) or os.environ.get("TRITON_INTERPRET") == "1":
+        return None  # an interpreter is a thousand times slower than torch
     try:
         from op_tools.autocompare.prefilter import kernels
     except ImportError:

@@ -12,7 +12,7 @@ namespace places {
 inline bool is_there(const at::Tensor& tensor) {
   const auto* implementation = tensor.unsafeGetTensorImpl();
   return tensor.defined() && tensor.layout() == c10::kStrided && implementation->has_storage() &&
-         !implementation->has_symbolic_sizes_strides();
+         !implementation->has_symbolic_sizes_strides() && !tensor.is_nested();
 }
 
 // Its numbers can be looked at as they are.
