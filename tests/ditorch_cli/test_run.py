@@ -38,7 +38,8 @@ SELF_PORTRAIT = """
 
 def announced(stderr: str) -> list[str]:
     """The pids of the processes in which ditorch said what it found."""
-    return re.findall(r"^ditorch: sim \(simulated accelerator\) torch \S+ pid (\d+) ditorch\.framework: \S+$", stderr, re.MULTILINE)
+    line = r"^ditorch: sim \(simulated accelerator\) torch \S+ pid (\d+) ditorch\.framework: \S+$"
+    return re.findall(line, stderr, re.MULTILINE)
 
 
 @pytest.fixture
