@@ -9,14 +9,14 @@ from monai.transforms import AsDiscrete, Compose, RandGaussianNoise, ScaleIntens
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 draw = torch.Generator().manual_seed(0)
-volume = torch.rand(1, 1, 16, 16, 16, generator=draw).to(device)
+volume = torch.rand(1, 1, 32, 32, 32, generator=draw).to(device)
 labels = (volume > 0.6).long()
 NETS = {
     "UNet": lambda: UNet(3, 1, 2, (4, 8, 16), (2, 2), num_res_units=1),
     "BasicUNet": lambda: BasicUNet(3, 1, 2, features=(4, 4, 8, 8, 16, 4)),
     "SegResNet": lambda: SegResNet(3, 8, 1, 2, blocks_down=(1, 1), blocks_up=(1,)),
     "DynUNet": lambda: DynUNet(3, 1, 2, [3, 3, 3], [1, 2, 2], [2, 2], filters=[4, 8, 16]),
-    "UNETR": lambda: UNETR(1, 2, (16, 16, 16), feature_size=4, hidden_size=24, mlp_dim=32, num_heads=2),
+    "UNETR": lambda: UNETR(1, 2, (32, 32, 32), feature_size=4, hidden_size=24, mlp_dim=32, num_heads=2),
 }
 for name, make in NETS.items():
     torch.manual_seed(0)
@@ -30,7 +30,7 @@ for name, make in NETS.items():
         print(f"{name} loss {loss.item():.5f}")
     if name == "UNet":
         scores = sliding_window_inference(
-            torch.rand(1, 1, 24, 24, 24, generator=draw).to(device), (16, 16, 16), 2, net, mode="gaussian"
+            torch.rand(1, 1, 40, 40, 40, generator=draw).to(device), (32, 32, 32), 2, net, mode="gaussian"
         )
         print(f"sliding window result {scores.abs().mean().item():.5f}")
 scores = net(volume).detach()
