@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import weakref
 from typing import Optional
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
-from op_tools.device.unchanged import ORIGIN
 from op_tools.storage.snapshot import HostStorage, HostTensor
 
+_LINE = struct.Struct("<4q")  # see notes.py
 # a copy, with its bytes apart: they are gone when they are written
 _Kept = tuple[HostTensor, Optional["weakref.ref[HostStorage]"]]
 
@@ -31,7 +32,7 @@ class RecentCopies:
             if self._repeats.is_empty:
                 self._kept.clear()
             copies = {}
-            for number, time, _, position in ORIGIN.iter_unpack(b"" if found is None else found[1]):
+            for number, time, _, position in _LINE.iter_unpack(b"" if found is None else found[1]):
                 host, reference = self._kept[time][position]
                 storage = None if reference is None else reference()
                 if storage is not None:

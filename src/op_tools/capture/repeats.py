@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_tools.capture.notes import Found, unchanged_tensors
 from op_tools.core.call import OpCall
-from op_tools.device.unchanged import Found, unchanged_tensors
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep

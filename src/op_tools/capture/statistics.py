@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from op_tools.capture.notes import noter
+from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.tool import AnyTool
-from op_tools.device import digest, failure
-from op_tools.device.digests import Stage, grouped
+from op_tools.device import digest, digests, failure, staging
+from op_tools.device.digest import Weights
 from op_tools.device.queues import stream_number
+from op_tools.device.staging import Kind, Stage, staged_as
+from op_tools.device.tensor_groups import grouped
 from op_tools.output import messages, paths, process, tables
 from op_tools.output.writer import Writer
 from op_tools.storage import files
@@ -27,6 +30,7 @@ from op_tools.values import trees
 
 _LARGEST_FILE = 256 * 2**20
 _MOST_SITES = 100_000  # places in the program; shapes that change at every step would fill the memory
+_MOST_UNSETTLED = 50_000  # records, so many at most that a reader must remember
 _LONGEST = 0.25  # seconds that a step's records wait to be written
 _NOTHING: dict[str, Any] = {}
 
@@ -34,30 +38,40 @@ _NOTHING: dict[str, Any] = {}
 class _Site:
     """Tensors as they come at one place in the program: their description, and how they are digested."""
 
-    __slots__ = ("groups", "left_out", "number")
+    __slots__ = ("fused", "left_out", "number", "staged")
 
-    def __init__(self, number: int, tensors: list[Tensor]) -> None:
+    def __init__(self, number: int, tensors: list[Tensor], known: Collection[int]) -> None:
         self.number = number  # of the description in the file
-        self.left_out = [number for number, tensor in enumerate(tensors) if not digest.has_digest(tensor)]
-        self.groups = list(grouped(tensors))
+        self.left_out = [number for number, tensor in enumerate(tensors) if staged_as(tensor) is None]
+        wanted = [number for number in range(len(tensors)) if number not in known and number not in self.left_out]
+        at_once = [number for number in wanted if digests.can_digest(tensors[number].device)]
+        self.fused = list(grouped(tensors, at_once))
+        self.staged = list(staging.grouped(tensors, [number for number in wanted if number not in at_once]))
 
 
-_Label = tuple[int, int, int, int]  # description, forward_id, step, order
+_Label = tuple[int, int, int]  # description, forward_id, step
 
 
 class Statistics:
-    """Digests tensors on their device, and writes what is then known about them."""
+    """Digests tensors on their device, and writes what is then known about them.
+
+    A tensor is digested each time that it is seen, but for those that are surely unchanged (repeats.py).
+    """
 
     def __init__(self, tool: AnyTool) -> None:
         self._out = tool.out
         self._tells = tool.verbose == 2
         self._writer = Writer("OpCapture", is_excused=failure.is_noticed)
+        self._weights = Weights()
         self._lock = threading.Lock()
         self._note = noter()
-        self._stages: dict[tuple[torch.device, int], Stage] = {}  # by stream
+        self._stages: dict[tuple[Kind, int], Stage] = {}  # and by stream
+        self._fused_stages: dict[tuple[torch.device, int], digests.Stage] = {}
         self._sites: dict[Any, _Site] = {}
+        self._repeats = Repeats()
+        self._repeated: list[tuple[_Label, bytes]] = []  # records whose numbers are those of others
+        self._unsettled = 0  # records since the repeated ones were written
         self._calls = 0
-        self._order = 0  # in which inputs, outputs and gradients were seen
         self._flushed = time.monotonic()
         # in the writer's thread
         self._pack: Pack | None = None
@@ -96,6 +110,7 @@ class Statistics:
         with failure.tolerated(), self._lock:
             self._flush()
             self._stages.clear()
+            self._fused_stages.clear()
         self._writer.close()
         self._end_file()
         if not self._records and not self._writer.dropped:
@@ -121,39 +136,69 @@ class Statistics:
             try:
                 if self._is_full or len(self._sites) >= _MOST_SITES:
                     self._begin_next_file()
-                place = (call.name, part, call.where.line(), call.where.module, key)
+                if self._unsettled >= _MOST_UNSETTLED:
+                    self._flush()
+                self._unsettled += len(tensors)
+                found = self._repeats.find(call, tensors)
+                known = () if found is None else found[0]
+                place = (call.name, part, call.where.line(), call.where.module, known, key)
                 site = self._sites.get(place)
                 if site is None:
-                    site = self._sites[place] = _Site(len(self._sites), tensors)
+                    site = self._sites[place] = _Site(len(self._sites), tensors, known)
                     self._writer.add(partial(self._describe, _description(call, part, args, kwargs)))
-                self._order += 1
-                self._digest(site, tensors, addresses, (site.number, call.id, call.step, self._order))
+                label = (site.number, call.id, call.step)
+                self._digest(site, tensors, addresses, label)
+                self._repeats.remember(call, tensors, found, site.number)
+                if found is not None:
+                    self._repeated.append((label, found[1]))
             finally:
                 torch._C._set_grad_enabled(with_gradients)
 
     def _digest(self, site: _Site, tensors: list[Tensor], addresses: bytes | None, label: _Label) -> None:
-        for group in site.groups:
+        for group in site.fused:
             key = (group.device, stream_number(group.device))
-            stage = self._stages.get(key)
+            stage = self._fused_stages.get(key)
             if stage is None:
-                stage = self._stages[key] = Stage(group.device, self._writer, self._write)
+                stage = digests.Stage(group.device, self._writer, self._weights, self._write)
+                self._fused_stages[key] = stage
             stage.add(tensors, group, label, addresses)
+        for staged in site.staged:
+            self._stage(staged.kind).add(tensors, staged, label)
         if site.left_out:
             numels = [tensors[number].numel() for number in site.left_out]
             self._writer.add(partial(self._write_without_numbers, label, site.left_out, numels))
 
+    def _stage(self, kind: Kind) -> Stage:
+        key = (kind, stream_number(kind[0]))
+        stage = self._stages.get(key)
+        if stage is None:
+            try:
+                stage = Stage(kind, self._writer, self._weights, self._write)
+            except (TypeError, NotImplementedError, RuntimeError):  # a device without double precision
+                stage = Stage((torch.device("cpu"), *kind[1:]), self._writer, self._weights, self._write)
+            self._stages[key] = stage
+        return stage
+
     def _flush(self) -> None:
         """Has everything written that was seen until now."""
         self._flushed = time.monotonic()
-        for stage in self._stages.values():
+        stages: list[Stage | digests.Stage] = [*self._stages.values(), *self._fused_stages.values()]
+        for stage in stages:
             try:
-                stage.flush()
+                stage.flush(to_the_end=True)
             except Exception as error:  # noqa: BLE001  the device may be out of memory, and training goes on
                 reason = str(error).partition("\n")[0]
                 messages.complain_once("digests", text=f"OpCapture lost some statistics: {reason}; training goes on")
 
+        if self._repeated or self._unsettled >= _MOST_UNSETTLED:
+            self._writer.add(partial(self._write_repeated, self._repeated))
+            self._repeated = []
+            self._unsettled = 0
+            self._repeats.forget()
+
     def _begin_next_file(self) -> None:
         self._flush()
+        self._repeats.forget()  # a file refers to records of its own only
         self._sites.clear()
         self._is_full = False
         self._writer.add(self._end_file)
@@ -178,26 +223,40 @@ class Statistics:
     def _describe(self, description: dict[str, Any]) -> None:
         self._file().describe(description)
 
-    def _write(self, labels: list[tuple[_Label, list[int]]], lines: Tensor) -> None:
+    def _write(self, labels: list[tuple[_Label, list[int]]], digests: Tensor) -> None:
         numbers = [number for _, numbers in labels for number in numbers]
-        times = torch.tensor([len(numbers) for _, numbers in labels], dtype=torch.int64, device="cpu")
-        spread = torch.tensor([label for label, _ in labels], dtype=torch.int64, device="cpu").repeat_interleave(
-            times, 0
-        )
-        self._write_lines(spread, numbers, lines)
+        lines = _spread([label for label, _ in labels], [len(numbers) for _, numbers in labels])
+        self._write_lines(lines, numbers, digests)
 
     def _write_without_numbers(self, label: _Label, numbers: list[int], numels: list[int]) -> None:
         labels = torch.tensor([label], dtype=torch.int64, device="cpu").expand(len(numbers), -1)
-        lines = torch.full((len(numels), digest.LINE), math.nan, dtype=torch.float64, device="cpu").view(torch.int64)
-        lines[:, :4] = 0
-        lines[:, 0] = torch.tensor(numels, dtype=torch.int64, device="cpu")
-        self._write_lines(labels, numbers, lines)
+        digests = torch.full((len(numels), digest.LINE), math.nan, dtype=torch.float64, device="cpu")
+        digests = digests.view(torch.int64)
+        digests[:, :4] = 0
+        digests[:, 0] = torch.tensor(numels, dtype=torch.int64, device="cpu")
+        self._write_lines(labels, numbers, digests)
 
-    def _write_lines(self, labels: Tensor, numbers: list[int], lines: Tensor) -> None:
+    def _write_repeated(self, repeated: list[tuple[_Label, bytes]]) -> None:
+        """Also where there are none: a reader may then forget what came before."""
+        lines = torch.empty(0, 7, dtype=torch.int64, device="cpu")
+        if repeated:
+            origins = torch.frombuffer(bytearray().join(found for _, found in repeated), dtype=torch.int64)
+            labels = _spread([label for label, _ in repeated], [len(found) // 32 for _, found in repeated])
+            lines = torch.cat([labels, origins.view(-1, 4)], 1)
+        if self._pack is not None:
+            self._pack.repeat(lines)
+
+    def _write_lines(self, labels: Tensor, numbers: list[int], digests: Tensor) -> None:
         pack = self._file()
         places = torch.tensor(numbers, dtype=torch.int64, device="cpu")[:, None]
-        pack.add(torch.cat([labels, places, lines[:, :-1]], 1))  # without the probe
+        pack.add(torch.cat([labels, places, digests], 1))
         self._is_full = self._is_full or pack.length >= _LARGEST_FILE
+
+
+def _spread(labels: list[_Label], times: list[int]) -> Tensor:
+    """Each label so many times."""
+    lines = torch.tensor(labels, dtype=torch.int64, device="cpu")
+    return lines.repeat_interleave(torch.tensor(times, dtype=torch.int64, device="cpu"), 0)
 
 
 def _description(call: OpCall, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -224,6 +283,6 @@ def _tensor_described(part: str, place: str, tensor: Tensor) -> dict[str, Any]:
         "device": str(tensor.device),
         "requires_grad": tensor.requires_grad,
     }
-    if not digest.has_digest(tensor):
+    if staged_as(tensor) is None:
         described["note"] = f"there are no statistics of {tensor.layout} tensors of {tensor.dtype}"
     return described

@@ -1,193 +1,149 @@
-"""Digests of tensors as they are at the call, gathered on the device and fetched now and then.
+"""Digests of tensors where they lie, by kernels of our own that read each tensor once.
 
 A kernel runs at the call, on the stream of the call: so it sees the tensors as they are then, and nothing of them is
-kept. There are three: in Triton (digests_triton.py), in C++ for devices that keep their tensors in the host's memory
-(digests_host.py), and torch's own, which work everywhere.
-
-A tensor that is seen again in the same version was most likely not changed, but a kernel of a third party, or what is
-done to `.data`, leaves the version as it is. So our kernels look at a few of its elements, the probe, and take the
-digest that they have only where these are what they were.
+kept. The digests gather on the device and are fetched now and then, finished. There is one kernel for CUDA, and one for
+devices that keep their tensors in the host's memory.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
-from functools import partial
-from typing import Any, Callable, Protocol
+from functools import cache, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from op_tools.device import digest, digests_host, digests_triton
+from op_tools.device import digest, digests_host
+from op_tools.device.compiled import CompileError, is_cuda, is_right
+from op_tools.device.digests_cuda import CudaDigests
 from op_tools.device.queues import Batch
-from op_tools.device.unchanged import ORIGIN, unchanged_tensors
-from op_tools.output import messages
+from op_tools.device.staging import Label, Receiver, received, staged_as
+from op_tools.device.tensor_groups import KINDS, TensorGroup, grouped, plain
 from op_tools.output.writer import Writer
 
 _MAX_LINES = 4096  # that gather on the device
 _MAX_SECONDS = 0.25  # until they are fetched, so that little is lost when the program dies
-_MAX_TENSORS = 1024  # of a group
-
-# what is kept with tensors until their digests are there; and who takes them then, in the writer's thread: labels with
-# the numbers of the call's tensors, and a line for each of these
-Label = Any
-Receiver = Callable[[list[tuple[Label, list[int]]], Tensor], None]
 
 
-class TensorGroup:
-    """Tensors of one call that are digested together: all that is the same each time they come."""
-
-    __slots__ = ("device", "is_whole", "kept", "numbers")
-
-    def __init__(self, device: torch.device, numbers: list[int], is_whole: bool) -> None:
-        self.device = device
-        self.numbers = numbers  # which tensors of the call
-        self.is_whole = is_whole  # all of them
-        self.kept: Any = None  # what a kernel keeps with the group
+class _Kernel(Protocol):
+    def write(
+        self, tensors: list[Tensor], group: TensorGroup, addresses: bytes | None, lines: Tensor, first: int
+    ) -> None:
+        """Puts the digests of the group's tensors into lines, from the first on."""
 
 
-def grouped(tensors: list[Tensor]) -> Iterator[TensorGroup]:
-    """How the tensors are digested; those that cannot be are left out."""
-    groups: dict[torch.device, list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        if digest.has_digest(tensor):
-            groups.setdefault(tensor.device, []).append(number)
-    for device, numbers in groups.items():
-        for start in range(0, len(numbers), _MAX_TENSORS):
-            some = numbers[start : start + _MAX_TENSORS]
-            yield TensorGroup(device, some, len(some) == len(tensors))
+def _kernel(device: torch.device, weights: digest.Weights) -> _Kernel:
+    return CudaDigests(device, weights) if is_cuda(device) else digests_host.HostDigests()
 
 
-class Lines(Batch):
+class _Lines(Batch):
     """Digests that gather on the device."""
 
-    def __init__(self, device: torch.device, kernel: _Kernel) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._kernel = kernel
         with torch.inference_mode(False):
-            self.memory = kernel.memory(_MAX_LINES)
+            self.lines = torch.empty(_MAX_LINES, digest.LINE, dtype=torch.int64, device=device)
         self.used = 0
         self.labels: list[tuple[Label, list[int]]] = []
         self.due = time.monotonic() + _MAX_SECONDS
 
     def look(self) -> list[Tensor]:
-        return self._kernel.finish(self.memory, self.used)
-
-
-class _Kernel(Protocol):
-    def memory(self, lines: int) -> Any:
-        """For so many digests."""
-
-    def has_room(self, memory: Any, group: TensorGroup) -> bool:
-        """Whether there is, besides for lines."""
-
-    def write(
-        self,
-        tensors: list[Tensor],
-        group: TensorGroup,
-        addresses: bytes | None,
-        memory: Any,
-        first: int,
-        known: list[int],
-    ) -> None:
-        """Digests the group's tensors, from the first line on. `known`: which lines may tell of them; -1 is none."""
-
-    def finish(self, memory: Any, used: int) -> list[Tensor]:
-        """What is to be fetched from the device."""
-
-    def lines(self, found: list[Tensor]) -> Tensor:
-        """From what was fetched."""
-
-
-class PlainDigests:
-    """torch's kernels."""
-
-    def memory(self, lines: int) -> list[Tensor]:
-        return []
-
-    def has_room(self, memory: list[Tensor], group: TensorGroup) -> bool:
-        return True
-
-    def write(
-        self,
-        tensors: list[Tensor],
-        group: TensorGroup,
-        addresses: bytes | None,
-        memory: list[Tensor],
-        first: int,
-        known: list[int],
-    ) -> None:
-        for number in group.numbers:
-            try:
-                memory.append(digest.line_of(tensors[number]))
-            except (NotImplementedError, RuntimeError, TypeError):  # a device without float64
-                memory.append(digest.line_of(tensors[number].detach().cpu()))
-
-    def finish(self, memory: list[Tensor], used: int) -> list[Tensor]:
-        on_host = [line.is_cpu for line in memory]
-        return [torch.stack(memory)] if all(on_host) or not any(on_host) else [torch.stack([m.cpu() for m in memory])]
-
-    def lines(self, found: list[Tensor]) -> Tensor:
-        return found[0]
-
-
-def kernel_for(device: torch.device) -> _Kernel:
-    """The fastest that there is."""
-    for kind in (digests_triton.TritonDigests, digests_host.HostDigests):
-        if kind.works_on(device):
-            return kind(device)
-    return PlainDigests()
+        return [self.lines[: self.used]]
 
 
 class Stage:
     """Digests tensors of one device as they come in one stream."""
 
-    def __init__(self, device: torch.device, writer: Writer, receive: Receiver) -> None:
+    def __init__(self, device: torch.device, writer: Writer, weights: digest.Weights, receive: Receiver) -> None:
         self._writer = writer
         self._receive = receive
         self._device = device
-        self._kernel = kernel_for(device)
-        self._unchanged = unchanged_tensors()
-        self._batch: Lines | None = None
+        self._kernel = _kernel(device, weights)
+        self._batch: _Lines | None = None
 
     def add(self, tensors: list[Tensor], group: TensorGroup, label: Label, addresses: bytes | None = None) -> None:
         """Digests the group's tensors as they are now. `addresses`: of all tensors, where that is known."""
         count, batch = len(group.numbers), self._batch
-        if batch is not None and (
-            batch.used + count > _MAX_LINES
-            or time.monotonic() > batch.due
-            or not self._kernel.has_room(batch.memory, group)
-        ):
+        if batch is not None and (batch.used + count > _MAX_LINES or time.monotonic() > batch.due):
             self.flush()
             batch = None
         if batch is None:
-            batch = self._batch = Lines(self._device, self._kernel)
-        known = [-1] * count
-        if group.is_whole:
-            found = self._unchanged.find(tensors)
-            for number, line, _, place in ORIGIN.iter_unpack(b"" if found is None else found[1]):
-                known[number] = line + place
-        first = batch.used
-        self._kernel.write(tensors, group, addresses, batch.memory, first, known)
+            batch = self._batch = _Lines(self._device)
+        self._kernel.write(tensors, group, addresses, batch.lines, batch.used)
         batch.used += count
         batch.labels.append((label, group.numbers))
-        if group.is_whole:
-            self._unchanged.remember(tensors, None, first, 0, 0)
 
-    def flush(self) -> None:
+    def flush(self, to_the_end: bool = True) -> None:
         """Has all digests fetched and handed over."""
         batch, self._batch = self._batch, None
-        self._unchanged.forget()  # lines know of others of their batch
         if batch is not None:
             batch.launch()
             self._writer.add(partial(self._read, batch))
 
-    def _read(self, batch: Lines) -> None:
+    def _read(self, batch: _Lines) -> None:
         """In the writer's thread."""
-        found = batch.numbers()
-        if found is None:
-            text = "OpCapture lost some statistics: the device is out of memory; training goes on"
-            messages.complain_once("digests", text=text)
-        else:
-            self._receive(batch.labels, self._kernel.lines(list(found)))
+        for lines in received(batch):
+            self._receive(batch.labels, lines)
+
+
+# ---- whether it can be used ----------------------------------------------------------------------------------------
+
+
+def can_digest(device: torch.device) -> bool:
+    """Whether there is a kernel for this device, and it agrees with torch on a few tensors."""
+    return (is_cuda(device) or digests_host.reaches(device)) and _is_right(device)
+
+
+@cache
+def _is_right(device: torch.device) -> bool:
+    return is_right(device, _try_out, "OpCapture takes torch's kernels for statistics, more slowly")
+
+
+def _try_out(device: torch.device) -> None:
+    weights = digest.Weights()
+    samples = _samples()
+    placed = [sample.to(device) for sample in samples]
+    found: list[Tensor] = []
+    writer = Writer("OpCapture")
+    stage = Stage(device, writer, weights, lambda labels, lines: found.append(lines))
+    with torch.no_grad():
+        for group in grouped(placed, range(len(placed))):
+            stage.add(placed, group, None)
+    stage.flush()
+    writer.close()
+    for sample, line in zip(samples, torch.cat(found)):
+        right = _expected(sample, weights)
+        numbers = (line[4:].view(torch.float64), right[4:].view(torch.float64))
+        if not torch.equal(line[:4], right[:4]) or not torch.allclose(*numbers, rtol=1e-5, atol=1e-5, equal_nan=True):
+            raise CompileError(f"ours gives other numbers for {sample.dtype}")
+
+
+def _samples() -> list[Tensor]:
+    """One of each dtype, with ends, NaN and infinities in them; made without random numbers."""
+    places = torch.arange(40_000, dtype=torch.float64, device="cpu")
+    waves = places.sin() * 100
+    bad = waves.float()
+    bad[[3, 700, 39_999]] = torch.tensor([math.nan, math.inf, -math.inf], device="cpu")
+    dtypes = [dtype for dtype in KINDS if dtype not in (torch.uint8, torch.bool)]
+    some = [waves[:1300].to(dtype) for dtype in dtypes]
+    some += [waves[:1300].abs().to(torch.uint8), waves[:1300] > 0, waves[:0], waves[:600].to(torch.complex64)]
+    return [*some, bad, bad.half(), bad.bfloat16(), waves[:33_000], waves.float().repeat(2), waves[:500].float()[::2]]
+
+
+def _expected(tensor: Tensor, weights: digest.Weights) -> Tensor:
+    """A line, as torch has it on the CPU."""
+    dtype = staged_as(tensor)
+    assert dtype is not None
+    flat = plain(tensor, dtype).reshape(-1)
+    width = digest.width(len(flat))
+    count = -(-len(flat) // width)
+    rows = flat.new_zeros(count * width)
+    rows[: len(flat)] = flat
+    lengths = torch.full((count,), width, device="cpu")
+    lengths[count - 1 :] = len(flat) - (count - 1) * width
+    columns = weights.of_columns(flat.device, torch.float64 if dtype is torch.int64 else flat.dtype, width)
+    found, bad = digest.of_difficult_rows(rows.view(count, width), lengths, columns)
+    sums = digest.sums(found, bad, [len(flat)], [count], weights)
+    return digest.lines(sums)[0]

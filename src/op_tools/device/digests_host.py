@@ -7,66 +7,35 @@ other: what a device makes of that, and in which stream, is up to the device.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Callable
+from typing import Callable
 
 import torch
 from torch import Tensor
 
 from op_tools import native
-from op_tools.device import digest
-
-_FEW_ELEMENTS = 2**17  # of a tensor, for which fewer lanes are quicker
-_FEW_LANES = 256
+from op_tools.device.tensor_groups import TensorGroup, plain
 
 
 class HostDigests:
-    """The kernel in C++."""
+    """The kernel."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         library = native.library()
         assert library is not None
-        self._device = device
         self._digest = library.digest
 
-    @staticmethod
-    def works_on(device: torch.device) -> bool:
-        return reaches(device)
-
-    def memory(self, lines: int) -> Tensor:
-        return torch.empty(lines, digest.LINE, dtype=torch.int64, device=self._device)
-
-    def has_room(self, memory: Tensor, group: Any) -> bool:
-        return True
-
     def write(
-        self,
-        tensors: list[Tensor],
-        group: Any,
-        addresses: bytes | None,
-        memory: Tensor,
-        first: int,
-        known: list[int],
+        self, tensors: list[Tensor], group: TensorGroup, addresses: bytes | None, lines: Tensor, first: int
     ) -> None:
-        if not group.is_whole:
+        if not group.is_direct:
+            tensors = [_read_as(tensors[number], dtype) for number, dtype in zip(group.numbers, group.dtypes)]
+        elif len(tensors) != len(group.numbers):
             tensors = [tensors[number] for number in group.numbers]
-        if group.kept is None:
-            direct = all(tensor.dtype in digest.KINDS or tensor.dtype is torch.bool for tensor in tensors)
-            group.kept = direct, [_walk(tensor) for tensor in tensors]
-        is_direct, walks = group.kept
-        if not is_direct:
-            tensors = [digest.plain(tensor) for tensor in tensors]
-        self._digest(tensors, [walk.data_ptr() for walk in walks], known, memory, first)
-
-    def finish(self, memory: Tensor, used: int) -> list[Tensor]:
-        return [memory[:used]]
-
-    def lines(self, found: list[Tensor]) -> Tensor:
-        return found[0]
+        self._digest(tensors, lines, first)
 
 
-def _walk(tensor: Tensor) -> Tensor:
-    shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
-    return digest.walk(shape, _FEW_LANES if tensor.numel() <= _FEW_ELEMENTS else digest.LANES).packed
+def _read_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype is dtype else plain(tensor, dtype)
 
 
 def reaches(device: torch.device) -> bool:

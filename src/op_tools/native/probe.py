@@ -40,11 +40,9 @@ def main(library: str) -> None:
     assert (rows.split(b",")[:2], count) == ([b"torch.Tensor.mul", b"7"], 1), rows
     assert native.describe_call((x, 3.0), {}).endswith('"dtype": "float32"}, 3.0], "kwargs": {}}')
     assert native.edges_of_inputs((1, [torch.ones(1)]), {}) is None
-    # the walk of one element (device/digest.py), whose weights are all 1
-    walk = torch.cat([torch.tensor([1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1]), torch.ones(24).double().view(torch.int64)])
-    lines = torch.zeros(2, 32, dtype=torch.int64)
-    native.digest([torch.tensor(3.0), torch.tensor(7)], [walk.data_ptr()] * 2, [-1, -1], lines, 0)
-    assert lines[:, 4:6].view(torch.float64).tolist() == [[3.0, 3.0], [7.0, 7.0]], lines
+    lines = torch.zeros(2, 13, dtype=torch.int64)
+    native.digest([torch.arange(1000.0), torch.arange(7)], lines, 0)
+    assert lines[:, 4:6].view(torch.float64).tolist() == [[0.0, 999.0], [0.0, 6.0]], lines
 
 
 if __name__ == "__main__":

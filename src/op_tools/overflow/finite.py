@@ -1,7 +1,7 @@
 """Which tensors can hold NaN or Inf, and the ways to find them: the largest absolute value of each of many tensors.
 
-It is NaN where one element is NaN, and infinite where one is. That takes few kernels for a whole batch where the device
-has some for lists of tensors, else one for each tensor.
+It is NaN where one element is NaN, and infinite where one is. That takes one kernel of our own for a whole batch on
+CUDA (device/largest.py), few where the device has some for lists of tensors, else one for each tensor.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Callable
 import torch
 from torch import Tensor
 
+from op_tools.device import largest as kernel
 from op_tools.values.tensors import (
     device_of,
     dtype_of,
@@ -117,6 +118,8 @@ def find_largest(tensors: list[Tensor]) -> Tensor:
 
 def _choose(device: torch.device) -> Finder:
     """The first way that the device has, and that sees a NaN between numbers."""
+    if kernel.can_find(device):
+        return kernel.values
     ways = (by_lists, by_range) if _has_kernel_for_lists(device) else (by_range,)
     samples = [torch.tensor([0.0, bad, 1.0], device=device) for bad in (math.nan, math.inf, -math.inf)]
     for find in ways:

@@ -5,7 +5,7 @@
 
 The file grows by whole blocks, each with its length and checksum: after a crash, all but an unfinished last one can be
 read. A block either describes a call site once (op, source line, shapes …), or holds a table of numbers: which
-description a tensor belongs to, and its statistics. docs/formats.md has it all.
+description a tensor belongs to, and its statistics.
 """
 
 from __future__ import annotations
@@ -21,22 +21,19 @@ from typing import Any
 
 from torch import Tensor
 
-from op_tools.device import sketch
+from op_tools.device.digest import SKETCH
 from op_tools.errors import CaptureError
 from op_tools.output import paths
 from op_tools.storage.archive import bytes_at
 from op_tools.storage.files import check_regular, write_all
 
-_MAGIC = b"op_tools statistics 2\n"
-_OLD_MAGIC = b"op_tools statistics 1\n"
+_MAGIC = b"op_tools statistics 1\n"
 _BLOCK = struct.Struct("<cLL")  # kind, length, checksum
 _DESCRIPTION, _TABLE, _REPEATED = b"D", b"T", b"R"
-# description, forward_id, step, order, number of the tensor in the description; elements, NaN, infinities, checksum;
-# then min, max, mean, std, norm, sketch
-_LINE = struct.Struct(f"<9q{5 + sketch.SIZE}d")
-# the old layout had no order, and four other numbers for a sketch; and tensors whose numbers are those of others: the
-# first four again, and of an earlier line since the last such block: description, forward_id, number
-_OLD_LINE = struct.Struct("<8q9d")
+# description, forward_id, step, number of the tensor in the description; elements, NaN, infinities, checksum; then
+# min, max, mean, std, norm, sketch
+_LINE = struct.Struct(f"<8q{5 + SKETCH}d")
+# the first four again, and of an earlier line since the last such block: description, forward_id, number
 _REPEATED_LINE = struct.Struct("<7q")
 
 
@@ -49,7 +46,6 @@ class TensorRecord:
     place: str  # among the arguments or results, as the tables have it: [0], [1][2], weight
     forward_id: int
     step: int
-    order: int  # in which inputs, outputs and gradients came in this process; 0 in files of the old layout
     source: str
     module: str
     shape: tuple[int, ...]
@@ -66,7 +62,7 @@ class TensorRecord:
     mean: float
     std: float
     norm: float
-    sketch: tuple[float, ...]  # see storage/sketches.py; in files of the old layout four numbers of another kind
+    sketch: tuple[float, ...]
 
 
 class Pack:
@@ -84,9 +80,14 @@ class Pack:
         self._append(_DESCRIPTION, json.dumps(description, ensure_ascii=False).encode(errors="backslashreplace"))
 
     def add(self, lines: Tensor) -> None:
-        """Lines of nine integers, and of floating-point numbers whose bits are given as integers."""
+        """Lines of eight integers, and of floating-point numbers whose bits are given as integers."""
         lines = lines.contiguous()
         self._append(_TABLE, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
+        self.records += len(lines)
+
+    def repeat(self, lines: Tensor) -> None:
+        """Records that are equal to others since the last time, which need not be remembered any more."""
+        self._append(_REPEATED, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
         self.records += len(lines)
 
     def close(self) -> None:
@@ -153,29 +154,24 @@ def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
         return
     descriptions: list[dict[str, Any]] = []
     known: dict[tuple[int, int, int], tuple[Any, ...]] = {}
-    for is_old, kind, content in _blocks(path):
+    for kind, content in _blocks(path):
         if kind == _DESCRIPTION:
             descriptions.append(json.loads(content))
-        elif kind == _TABLE and not is_old:
-            for line in _LINE.iter_unpack(content):
-                yield _record(descriptions, line)
         elif kind == _TABLE:
-            for line in _OLD_LINE.iter_unpack(content):
+            for line in _LINE.iter_unpack(content):
                 known[line[0], line[1], line[3]] = line
-                yield _record(descriptions, (*line[:3], 0, *line[3:]))
+                yield _record(descriptions, line)
         elif kind == _REPEATED:
-            for *call, place, description, forward_id, number in _REPEATED_LINE.iter_unpack(content):
-                yield _record(descriptions, (*call, 0, place, *known[description, forward_id, number][4:]))
+            for *call, description, forward_id, number in _REPEATED_LINE.iter_unpack(content):
+                yield _record(descriptions, (*call, *known[description, forward_id, number][4:]))
             known.clear()
 
 
-def _blocks(path: Path) -> Iterator[tuple[bool, bytes, bytes]]:
-    """Whether the layout is the old one, kind and content."""
+def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
     try:
         check_regular(path)
         with open(path, "rb") as file:
-            magic = file.readline(len(_MAGIC))
-            if magic not in (_MAGIC, _OLD_MAGIC):
+            if file.readline(len(_MAGIC)) != _MAGIC:
                 raise CaptureError(f"{path} cannot be used: it holds no statistics that OpCapture wrote")
             file.readline()
             while True:
@@ -189,16 +185,16 @@ def _blocks(path: Path) -> Iterator[tuple[bool, bytes, bytes]]:
                     return  # the process ended here
                 if zlib.crc32(content) != checksum:
                     raise CaptureError(f"{path} is damaged at byte {place}: what comes after it cannot be read")
-                yield magic == _OLD_MAGIC, kind, content
+                yield kind, content
     except OSError as error:
         raise CaptureError(f"{path} cannot be used: {error.strerror}") from None
 
 
 def _record(descriptions: list[dict[str, Any]], line: tuple[Any, ...]) -> TensorRecord:
-    description, forward_id, step, order, number, numel, nan, infinite, checksum, *numbers = line
+    description, forward_id, step, number, numel, nan, infinite, checksum, *numbers = line
     call = descriptions[description]
     tensor = {"note": "", **call["tensors"][number], "shape": tuple(call["tensors"][number]["shape"])}
     place = {"op": call["op"], "source": call["source"], "module": call["module"]}
     counts = {"numel": numel, "nan": nan, "inf": infinite, "checksum": checksum % 2**64}
     about_numbers = dict(zip(("min", "max", "mean", "std", "norm"), numbers), sketch=tuple(numbers[5:]))
-    return TensorRecord(forward_id=forward_id, step=step, order=order, **place, **tensor, **counts, **about_numbers)
+    return TensorRecord(forward_id=forward_id, step=step, **place, **tensor, **counts, **about_numbers)

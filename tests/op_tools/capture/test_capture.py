@@ -492,8 +492,9 @@ def test_a_folder_that_cannot_be_written(device, capsys):
 
 
 @pytest.mark.parametrize("mode", ["data", "statistics"])
-def test_a_full_disk_is_one_message(device, capsys, mode):
+def test_a_full_disk_is_one_message(device, capsys, monkeypatch, mode):
     """A limit on the size of files stands for it."""
+    monkeypatch.setattr("op_tools.device.staging.MIN_BUFFER_BYTES", 2**14)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     small, large = torch.ones(10, device=device), torch.ones(100_000, device=device)
     try:

@@ -9,7 +9,6 @@ import torch
 
 from op_tools import native
 from op_tools.capture import notes
-from op_tools.device import unchanged
 
 
 @pytest.fixture(params=["python", "native"])
@@ -92,13 +91,13 @@ def test_unusual_tensors_are_noted_all_the_same(way):
 
 
 def test_a_tensor_is_found_while_it_is_unchanged(device, way):
-    memory = unchanged.unchanged_tensors()
+    memory = notes.unchanged_tensors()
     x, y, z = (torch.ones(3, device=device) for _ in range(3))
     memory.remember([x, y], None, 5, 100, 0)
     assert memory.find([z]) is None
     numbers, lines = memory.find([z, y, x])
     assert numbers == (1, 2)
-    assert list(unchanged.ORIGIN.iter_unpack(lines)) == [(1, 5, 100, 1), (2, 5, 100, 0)]
+    assert list(notes._LINE.iter_unpack(lines)) == [(1, 5, 100, 1), (2, 5, 100, 0)]
     y.add_(1)
     assert memory.find([z, y, x])[0] == (2,)
     memory.forget()
@@ -106,24 +105,24 @@ def test_a_tensor_is_found_while_it_is_unchanged(device, way):
 
 
 def test_what_was_known_before_keeps_its_first_record(device, way):
-    memory = unchanged.unchanged_tensors()
+    memory = notes.unchanged_tensors()
     x, y = (torch.ones(3, device=device) for _ in range(2))
     memory.remember([x], None, 5, 100, 0)
     found = memory.find([y, x])
     memory.remember([y, x], found, 6, 101, 0)
-    assert list(unchanged.ORIGIN.iter_unpack(memory.find([x, y])[1])) == [(0, 5, 100, 0), (1, 6, 101, 0)]
+    assert list(notes._LINE.iter_unpack(memory.find([x, y])[1])) == [(0, 5, 100, 0), (1, 6, 101, 0)]
 
 
 def test_what_is_about_to_be_changed_is_not_remembered(device, way):
     """On CUDA, some list ops leave the versions as they are."""
-    memory = unchanged.unchanged_tensors()
+    memory = notes.unchanged_tensors()
     x, y = (torch.ones(3, device=device) for _ in range(2))
     memory.remember([x, y, x], None, 5, 100, 1)
     assert memory.find([x, y])[0] == (1,)
 
 
 def test_a_tensor_is_not_kept_alive_nor_mistaken_for_another(device, way):
-    memory = unchanged.unchanged_tensors()
+    memory = notes.unchanged_tensors()
     memory.remember([torch.ones(1000, device=device)], None, 5, 100, 0)
     gc.collect()
     assert all(memory.find([torch.ones(1000, device=device)]) is None for _ in range(20))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import op_tools
 from op_tools import native
-from op_tools.device import digest, digests, digests_host
-from op_tools.device.digest import KINDS
+from op_tools.device import digest, digests, digests_host, staging
+from op_tools.device.tensor_groups import KINDS
 from op_tools.storage import pack
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -34,6 +34,13 @@ VIEWS = {
     "conjugated": lambda x: x.conj(),
     "negated lazily": lambda x: x.conj().imag if x.is_complex() else x,
 }
+
+
+@pytest.fixture(autouse=True)
+def _tried_out_again():
+    digests._is_right.cache_clear()
+    yield
+    digests._is_right.cache_clear()
 
 
 def records(tensor, out):
@@ -57,15 +64,14 @@ def same(one, other):
 def check(one, other):
     for name in ("numel", "nan", "inf", "min", "max", "shape", "dtype"):
         assert same(getattr(one, name), getattr(other, name)), name
-    assert one.checksum == other.checksum
+    if one.dtype != "float16" or not one.nan:  # torch itself converts NaN in two ways: at a tensor's end, and before
+        assert one.checksum == other.checksum
     size = 0.0 if math.isnan(one.min) else max(abs(one.min), abs(one.max))
     assert one.mean == pytest.approx(other.mean, rel=1e-6, abs=1e-6 * size, nan_ok=True)
     assert one.norm == pytest.approx(other.norm, rel=1e-6, nan_ok=True)
     assert one.std == pytest.approx(other.std, rel=1e-6, abs=3e-4 * max(abs(one.mean), 1e-3 * size), nan_ok=True)
-    norm = 0.0 if math.isnan(one.norm) else one.norm
-    most = math.prod(one.shape) if one.shape else 1  # what a moment or a sum multiplies an element by
-    assert one.sketch[:8] == pytest.approx(other.sketch[:8], rel=1e-6, abs=1e-6 * norm)
-    assert one.sketch == pytest.approx(other.sketch, rel=1e-6, abs=1e-6 * norm * most)
+    # a product of torch's with 4096 weights is the least precise of them
+    assert one.sketch == pytest.approx(other.sketch, rel=1e-5, abs=1e-5 * (0.0 if math.isnan(one.norm) else one.norm))
 
 
 def made(dtype, length, seed, bad):
@@ -115,8 +121,8 @@ def test_zeros_without_memory(device, tmp_path, monkeypatch):
 def staged(monkeypatch):
     """Tensors that went through torch's kernels."""
     found = []
-    write = digests.PlainDigests.write
-    monkeypatch.setattr(digests.PlainDigests, "write", lambda *given: (found.append(given), write(*given))[1])
+    add = staging.Stage.add
+    monkeypatch.setattr(staging.Stage, "add", lambda *arguments: (found.append(arguments), add(*arguments))[1])
     return found
 
 
@@ -157,19 +163,33 @@ def test_it_is_left_alone_where_it_does_not_get_at_the_devices_memory(library, d
     assert not capsys.readouterr().err
 
 
+def test_a_kernel_that_is_wrong_is_not_used(staged, device, monkeypatch, capsys):
+    if device != "sim":
+        pytest.skip("for the simulated device")
+    weights = digest._weights
+    monkeypatch.setattr(digest, "_weights", lambda places, seed: weights(places + 1, seed))
+    assert records(torch.ones(3, device=device), "out")[0].mean == 1
+    assert staged
+    said = "OpCapture takes torch's kernels for statistics, more slowly: ours gives other numbers for torch.float32"
+    assert capsys.readouterr().err.count(said) == 1
+
+
 # ---- on a processor with small registers ---------------------------------------------------------------------------
 
 SOURCE = """
 #include "digest.h"
 using namespace digest;
-extern "C" void run(int kind, const void* data, const int64_t* packed, int64_t* line) {
-  const Walk walk(packed);
+extern "C" void run(int kind, const void* data, long length, int64_t* line) {
   switch (kind) {
-    case 0: return narrow<Plain<float>>(data, walk, line, nullptr);
-    case 1: return narrow<BFloat16>(data, walk, line, nullptr);
-    case 2: return narrow<Float16>(data, walk, line, nullptr);
-    case 3: return narrow<Plain<double>>(data, walk, line, nullptr);
-    case 4: return narrow<Plain<int64_t>>(data, walk, line, nullptr);
+    case 0: return narrow<Plain<float, float>>(data, length, line);
+    case 1: return narrow<BFloat16>(data, length, line);
+    case 2: return narrow<Float16>(data, length, line);
+    case 3: return narrow<Plain<double, double>>(data, length, line);
+    case 4: return narrow<Int64>(data, length, line);
+    case 5: return narrow<Plain<int32_t, double>>(data, length, line);
+    case 6: return narrow<Plain<int16_t, float>>(data, length, line);
+    case 7: return narrow<Plain<int8_t, float>>(data, length, line);
+    case 8: return narrow<Plain<uint8_t, float>>(data, length, line);
   }
 }
 """
@@ -188,15 +208,13 @@ def narrow(tmp_path_factory):
     return ctypes.CDLL(str(folder / "narrow.so")).run
 
 
-@pytest.mark.parametrize("dtype", list(KINDS)[:5], ids=str)
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize("length", [0, 1, 7, 513, 65_537])
 def test_small_registers_hold_the_same_numbers(narrow, dtype, length):
     tensor = made(dtype, length, 0, BAD)
     line = torch.zeros(digest.LINE, dtype=torch.int64)
-    walk = digest.walk((length,)).packed
-    narrow(KINDS[dtype], *(ctypes.c_void_p(one.data_ptr()) for one in (tensor, walk, line)))
-    right = digest.line_of(tensor)
+    narrow(KINDS[dtype], ctypes.c_void_p(tensor.data_ptr()), length, ctypes.c_void_p(line.data_ptr()))
+    right = digests._expected(tensor, digest.Weights())
     assert torch.equal(line[:4], right[:4])
-    numbers, expected = line[4:-1].view(torch.float64), right[4:-1].view(torch.float64)
-    size = float(expected[:5].nan_to_num(0).abs().max()) * max(length, 1)
-    assert torch.allclose(numbers, expected, rtol=1e-5, atol=1e-6 * size, equal_nan=True)
+    numbers, expected = line[4:].view(torch.float64), right[4:].view(torch.float64)
+    assert torch.allclose(numbers, expected, rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from op_tools.autocompare.judging import error_statistics, verdict
 from op_tools.autocompare.judging.limits import Precision, Tolerance, precision_of
 from op_tools.autocompare.prefilter.first_look import Look
-from op_tools.device.genuine import is_genuine
+from op_tools.device.compiled import is_genuine
 from op_tools.output import messages
 from op_tools.values.tensors import with_memory
 

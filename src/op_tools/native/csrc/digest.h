@@ -1,391 +1,337 @@
-// The digest of a tensor that lies in order in the host's memory: what device/digest.py does, by the same walk.
+// The digest of a tensor that lies in order in the host's memory, in one pass over it: what device/digest.py computes
+// in several, and device/digest.cu on CUDA, by the same rules.
 //
-// Elements of up to 32 bits are summed up in float. Where that tells of NaN, infinities, or numbers whose squares do not
-// fit, it is done again in double, like that of wider elements.
+// A row is summed up in the precision of its elements, 512 at a time, and the rest in double. Where that tells that the
+// row has NaN, infinities, or numbers in it whose squares do not fit, the row is gone over again, element by element.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
-#include <complex>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 
-#pragma GCC push_options
-#pragma GCC optimize("O3", "associative-math", "no-signed-zeros", "no-trapping-math")
 namespace digest {
 
-constexpr int64_t kLanes = 1024;
-constexpr int kCounts = 4, kSketch = 22, kColumns = 5 + kSketch, kProbe = kCounts + kColumns, kLine = kProbe + 1;
-constexpr int kTogether = 4;  // chunks that are added at once
-constexpr int64_t kSamples = 256;
-constexpr uint32_t kHighWord = 0x9E3779B1u;
+constexpr int64_t kNarrow = 512, kWide = 4096;  // elements in a row
+constexpr int64_t kLarge = 65536;               // elements of a tensor from which its rows are wide
+constexpr int kSketch = 4;
+constexpr int kLine = 4 + 5 + kSketch;  // numbers of a digest
 
 #define OP_TOOLS_INLINE inline __attribute__((always_inline))
 
-// As Walk.packed has it.
-struct Walk {
-  int64_t numel, lanes, chunks, strips, is_down;
-  const int64_t *lane_factors, *chunk_offsets, *chunk_counts, *chunk_factors, *strip_offsets, *strip_counts, *strip_factors;
-  const double *columns, *lane_turns, *lane_places, *chunk_turns, *chunk_places, *strip_turns, *strip_places;
-
-  explicit Walk(const int64_t* packed)
-      : numel(packed[0]), lanes(packed[1]), chunks(packed[2]), strips(packed[3]), is_down(packed[4]) {
-    const int64_t* next = packed + 5;
-    const auto take = [&](auto*& table, int64_t count) {
-      table = reinterpret_cast<std::remove_reference_t<decltype(table)>>(next);
-      next += count * static_cast<int64_t>(sizeof *table / sizeof *next);
-    };
-    take(lane_factors, lanes), take(chunk_offsets, chunks), take(chunk_counts, chunks), take(chunk_factors, chunks);
-    take(strip_offsets, strips), take(strip_counts, strips), take(strip_factors, strips);
-    take(columns, 8 * lanes), take(lane_turns, 4 * lanes), take(lane_places, 2 * lanes);
-    take(chunk_turns, 4 * chunks), take(chunk_places, chunks), take(strip_turns, 4 * strips), take(strip_places, strips);
-  }
+struct Digest {
+  double sum = 0, square = 0;
+  double smallest = std::numeric_limits<double>::infinity(), largest = -smallest;
+  double sketch[kSketch] = {};
+  uint64_t nan = 0, infinite = 0, bits = 0;
 };
+
+// ---- weights -------------------------------------------------------------------------------------------------------
+
+inline uint32_t hashed(uint32_t place, uint32_t seed) {
+  uint32_t hash = place * 0x9E3779B1u + seed * 0x85EBCA6Bu;
+  hash = (hash ^ (hash >> 16)) * 0x7FEB352Du;
+  hash = (hash ^ (hash >> 15)) * 0x846CA68Bu;
+  return hash ^ (hash >> 16);
+}
+
+inline double weight(uint32_t place, uint32_t seed) {
+  return ((hashed(place, seed) + 0.5) / 2147483648.0 - 1) * 1.7320508075688772;
+}
+
+// Of the places in a row.
+template <typename Value>
+const Value* weights() {
+  struct Table {
+    Value of[kWide];
+    Table() {
+      for (int64_t place = 0; place < kWide; ++place) of[place] = static_cast<Value>(weight(place, 0));
+    }
+  };
+  static const Table table;
+  return table.of;
+}
 
 // ---- elements ------------------------------------------------------------------------------------------------------
 
-template <typename To, typename From>
-OP_TOOLS_INLINE To bits_of(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
-
-template <typename Element, int count>
-struct VectorOf {
-  typedef Element Type __attribute__((vector_size(count * sizeof(Element))));
-};
-template <typename Element, int count>
-using Vector = typename VectorOf<Element, count>::Type;
-
-// A register's worth of elements, of their bits, and of numbers that they are.
-template <typename Raw_, typename Value_, int count_>
-struct Some {
-  static constexpr int count = count_;
+// A register's worth of elements, as they lie in memory and as the numbers that the rows of staging.py have.
+template <typename Raw_, typename Value_, int size>
+struct Lanes {
   using Raw = Raw_;
   using Value = Value_;
-  using Raws = Vector<Raw, count>;
-  using Values = Vector<Value, count>;
-  using Words = Vector<uint32_t, count>;
-  static OP_TOOLS_INLINE Values value(Raws raws) { return __builtin_convertvector(raws, Values); }
-  static OP_TOOLS_INLINE Words words(Raws raws) {
-    if constexpr (sizeof(Raw) == 8) {
-      const auto bits = bits_of<Vector<uint64_t, count>>(raws);
-      return __builtin_convertvector(bits, Words) + __builtin_convertvector(bits >> 32, Words) * kHighWord;
-    } else if constexpr (sizeof(Raw) == 4) {
-      return bits_of<Words>(raws);
-    } else {
-      using Unsigned = std::conditional_t<sizeof(Raw) == 2, uint16_t, uint8_t>;
-      const auto bits = bits_of<Vector<Unsigned, count>>(raws);
-      return __builtin_convertvector(bits, Words);
-    }
+  static constexpr int count = size / sizeof(Value);
+  typedef Raw Raws __attribute__((vector_size(count * sizeof(Raw))));
+  typedef Value Values __attribute__((vector_size(size)));
+  typedef uint64_t Words __attribute__((vector_size(size)));
+  typedef uint32_t Halves __attribute__((vector_size(size)));
+
+  static OP_TOOLS_INLINE Values value(Raws raw) {
+    return __builtin_convertvector(raw, Values);
+  }
+  static OP_TOOLS_INLINE Words bits(Raws, Values value) {
+    return reinterpret_cast<Words>(value);
   }
 };
 
-template <typename Raw_>
+template <typename Raw, typename Value>
 struct Plain {
-  using Raw = Raw_;
-  static constexpr bool is_float = std::is_same_v<Raw, float>;
-  template <typename Value, int count>
-  using Of = Some<Raw, Value, count>;
+  template <int size>
+  using Of = Lanes<Raw, Value, size>;
+};
+
+struct Int64 {
+  template <int size>
+  struct Of : Lanes<int64_t, double, size> {
+    using Base = Lanes<int64_t, double, size>;
+    static OP_TOOLS_INLINE typename Base::Words bits(typename Base::Raws raw, typename Base::Values) {
+      return reinterpret_cast<typename Base::Words>(raw);  // all of them, where a double has 53
+    }
+  };
 };
 
 struct BFloat16 {
-  using Raw = uint16_t;
-  static constexpr bool is_float = true;
-  template <typename Value, int count>
-  struct Of : Some<Raw, Value, count> {
-    using Base = Some<Raw, Value, count>;
-    static OP_TOOLS_INLINE typename Base::Values value(typename Base::Raws raws) {
-      using Floats = Vector<float, count>;
-      return __builtin_convertvector(bits_of<Floats>(Base::words(raws) << 16), typename Base::Values);
+  template <int size>
+  struct Of : Lanes<uint16_t, float, size> {
+    using Base = Lanes<uint16_t, float, size>;
+    static OP_TOOLS_INLINE typename Base::Values value(typename Base::Raws raw) {
+      return reinterpret_cast<typename Base::Values>(__builtin_convertvector(raw, typename Base::Halves) << 16);
     }
   };
 };
 
 struct Float16 {
-  using Raw = uint16_t;
-  static constexpr bool is_float = true;
-  template <typename Value, int count>
-  struct Of : Some<Raw, Value, count> {
-    using Base = Some<Raw, Value, count>;
-    // The exponent is put right by a multiplication, or by a subtraction for the smallest.
-    static OP_TOOLS_INLINE typename Base::Values value(typename Base::Raws raws) {
-      using Floats = Vector<float, count>;
-      using Words = typename Base::Words;
-      const Words wide = Base::words(raws) << 16, rest = wide + wide;
-      const Floats normal = bits_of<Floats>((rest >> 4) + (0xE0u << 23)) * 0x1.0p-112f;
-      const Floats tiny = bits_of<Floats>((rest >> 17) | (126u << 23)) - 0.5f;
-      const Words size = rest < (1u << 27) ? bits_of<Words>(tiny) : bits_of<Words>(normal);
-      return __builtin_convertvector(bits_of<Floats>((wide & 0x80000000u) | size), typename Base::Values);
+  template <int size>
+  struct Of : Lanes<uint16_t, float, size> {
+    using Base = Lanes<uint16_t, float, size>;
+    using Halves = typename Base::Halves;
+    using Values = typename Base::Values;
+    // The exponent is put right by a multiplication, which keeps what is in a NaN as the processor's instruction does.
+    static OP_TOOLS_INLINE Values value(typename Base::Raws raw) {
+      const Halves wide = __builtin_convertvector(raw, Halves) << 16, rest = wide + wide;
+      const Values normal = reinterpret_cast<Values>((rest >> 4) + (0xE0u << 23)) * 0x1.0p-112f;
+      const Values tiny = reinterpret_cast<Values>((rest >> 17) | (126u << 23)) - 0.5f;
+      const Halves is_tiny = reinterpret_cast<Halves>(rest < (1u << 27));
+      const Halves chosen = (reinterpret_cast<Halves>(tiny) & is_tiny) | (reinterpret_cast<Halves>(normal) & ~is_tiny);
+      return reinterpret_cast<Values>((wide & 0x80000000u) | chosen);
     }
   };
 };
 
-// ---- sums ----------------------------------------------------------------------------------------------------------
-
-struct Digest {
-  double total = 0, square = 0, smallest = std::numeric_limits<double>::infinity(), largest = -smallest;
-  std::complex<double> main[4] = {}, last[4] = {}, lead[2] = {};
-  double moments[2] = {};
-  uint64_t nan = 0, infinite = 0;
-  uint32_t checksum = 0;
-};
-
-// By lanes, of one strip.
-template <typename Value>
-struct Lanes {
-  static constexpr int64_t room = kLanes + 16;  // else all would share the same lines of the processor's cache
-  Value turned[4][room], placed[room], sums[room], square[room], smallest[room], largest[room];
-  uint32_t checksum[room];
-
-  explicit Lanes(int64_t lanes) {
-    for (auto* one : {turned[0], turned[1], turned[2], turned[3], placed, sums, square}) std::fill_n(one, lanes, 0);
-    std::fill_n(smallest, lanes, std::numeric_limits<Value>::infinity());
-    std::fill_n(largest, lanes, -std::numeric_limits<Value>::infinity());
-    std::fill_n(checksum, lanes, 0);
-  }
-};
-
-template <typename Loaded, typename Element>
-OP_TOOLS_INLINE Loaded load(const Element* from) {
-  Loaded loaded;
+template <typename Vector>
+OP_TOOLS_INLINE Vector load(const void* from) {
+  Vector loaded;
   std::memcpy(&loaded, from, sizeof loaded);
   return loaded;
 }
 
-template <typename Stored, typename Element>
-OP_TOOLS_INLINE void store(Element* to, Stored stored) {
-  std::memcpy(to, &stored, sizeof stored);
-}
+// ---- one row -------------------------------------------------------------------------------------------------------
 
-// Chunks that are added at once, and what they count with.
-template <typename Raw, typename Value>
-struct Chunks {
-  const Raw* elements[kTogether];
-  Value weights[kTogether][5];
-  uint32_t factors[kTogether];
+template <typename Of>
+struct Sums {
+  using Values = typename Of::Values;
+  Values sum = {}, square = {}, projection = {};
+
+  OP_TOOLS_INLINE void add(Values value, Values weight) {
+    sum += value;
+    square += value * value;
+    projection += value * weight;
+  }
 };
 
-// From one lane on, as many as fit into a register.
-template <typename Of, int together, typename Value>
-OP_TOOLS_INLINE void add_some(const Chunks<typename Of::Raw, Value>& chunks, int64_t lane, Lanes<Value>& lanes, Digest& digest) {
+template <typename Of>
+struct Ends {
   using Values = typename Of::Values;
-  constexpr bool is_exact = std::is_same_v<Value, double>;
-  Values sums = load<Values>(lanes.sums + lane), square = load<Values>(lanes.square + lane), turned[4];
-  Values placed = load<Values>(lanes.placed + lane);
-  Values smallest = load<Values>(lanes.smallest + lane), largest = load<Values>(lanes.largest + lane);
-  auto checksum = load<typename Of::Words>(lanes.checksum + lane);
-  for (int which = 0; which < 4; ++which) turned[which] = load<Values>(lanes.turned[which] + lane);
-#pragma GCC unroll 4
-  for (int number = 0; number < together; ++number) {
-    const auto raws = load<typename Of::Raws>(chunks.elements[number] + lane);
-    const auto words = Of::words(raws);
-    Values value = Of::value(raws);
-    checksum += (words ^ words >> 15) * chunks.factors[number];
-    if constexpr (is_exact) {
-      const auto is_finite = value - value == 0, is_nan = value != value;
-      for (int one = 0; one < Of::count; ++one) {
-        digest.nan += is_nan[one] != 0;
-        digest.infinite += is_nan[one] == 0 && is_finite[one] == 0;
-      }
-      smallest = (is_finite & (value < smallest)) ? value : smallest;
-      largest = (is_finite & (value > largest)) ? value : largest;
-      value = is_finite ? value : Values{};
-    } else {
-      smallest = value < smallest ? value : smallest;
-      largest = value > largest ? value : largest;
+  Values smallest = Values{} + std::numeric_limits<typename Of::Value>::infinity(), largest = -smallest;
+  typename Of::Words bits = {};
+
+  OP_TOOLS_INLINE void add(typename Of::Raws raw, Values value) {
+    smallest = value < smallest ? value : smallest;
+    largest = value > largest ? value : largest;
+    bits += Of::bits(raw, value);
+  }
+};
+
+template <typename Words>
+OP_TOOLS_INLINE uint64_t added(Words words) {
+  uint64_t sum = 0;
+  for (size_t word = 0; word < sizeof words / sizeof words[0]; ++word) sum += words[word];
+  return sum;
+}
+
+template <typename Values>
+OP_TOOLS_INLINE double total(Values values) {
+  constexpr int count = sizeof(Values) / sizeof(values[0]);
+  double even = values[0], odd = values[1];
+  for (int lane = 2; lane < count; lane += 2) even += values[lane], odd += values[lane + 1];
+  return even + odd;
+}
+
+struct Row {
+  double sum = 0, square = 0, projection = 0;
+  double smallest = std::numeric_limits<double>::infinity(), largest = -smallest;
+  uint64_t bits = 0;
+
+  template <typename Of>
+  OP_TOOLS_INLINE void add(const Ends<Of>& ends) {
+    for (int lane = 0; lane < Of::count; ++lane) {
+      smallest = std::min<double>(smallest, ends.smallest[lane]);
+      largest = std::max<double>(largest, ends.largest[lane]);
     }
-#pragma GCC unroll 4
-    for (int which = 0; which < 4; ++which) turned[which] += value * chunks.weights[number][which];
-    placed += value * chunks.weights[number][4];
-    sums += value;
-    square += value * value;
+    bits += added(ends.bits);
   }
-  for (int which = 0; which < 4; ++which) store(lanes.turned[which] + lane, turned[which]);
-  store(lanes.placed + lane, placed);
-  store(lanes.sums + lane, sums);
-  store(lanes.square + lane, square);
-  store(lanes.smallest + lane, smallest);
-  store(lanes.largest + lane, largest);
-  store(lanes.checksum + lane, checksum);
+
+  // Bounds between which the squares of floats lose nothing. A NaN is outside of them.
+  bool is_easy() const {
+    return (square > 1e-32 && square < 1e36) || (square == 0 && smallest == 0 && largest == 0);
+  }
+};
+
+// So many elements, with zeros behind them.
+template <typename Of>
+OP_TOOLS_INLINE typename Of::Raws beginning(const typename Of::Raw* elements, int64_t count) {
+  if (count == Of::count) return load<typename Of::Raws>(elements);
+  typename Of::Raws raw = {};
+  std::memcpy(&raw, elements, count * sizeof(typename Of::Raw));
+  return raw;
 }
 
-// Chunks that have the same number of elements.
-template <typename Kind, int size, int together, typename Value>
-OP_TOOLS_INLINE void add(const typename Kind::Raw* data, const Walk& walk, int64_t chunk, int64_t count, Lanes<Value>& lanes,
-                         Digest& digest) {
-  Chunks<typename Kind::Raw, Value> chunks;
-  for (int number = 0; number < together; ++number) {
-    const double* turns = walk.chunk_turns + chunk + number;
-    chunks.elements[number] = data + walk.chunk_offsets[chunk + number];
-    chunks.factors[number] = static_cast<uint32_t>(walk.chunk_factors[chunk + number]);
-    for (int which = 0; which < 4; ++which)
-      chunks.weights[number][which] = static_cast<Value>(turns[which * walk.chunks]);
-    chunks.weights[number][4] = static_cast<Value>(walk.chunk_places[chunk + number]);
+template <typename Of>
+OP_TOOLS_INLINE Row row_of(const typename Of::Raw* elements, int64_t count, const typename Of::Value* weights) {
+  using Raws = typename Of::Raws;
+  using Values = typename Of::Values;
+  constexpr int64_t lanes = Of::count;
+  Row row;
+  Ends<Of> ends, other_ends;  // two of each: an addition need not wait for the last one
+  int64_t place = 0;
+  while (count - place >= 2 * lanes) {
+    Sums<Of> sums, other_sums;
+    const int64_t end = std::min(count - 2 * lanes, place + kNarrow - 2 * lanes);
+    for (; place <= end; place += 2 * lanes) {
+      const Raws raw = load<Raws>(elements + place), other_raw = load<Raws>(elements + place + lanes);
+      const Values value = Of::value(raw), other_value = Of::value(other_raw);
+      sums.add(value, load<Values>(weights + place));
+      other_sums.add(other_value, load<Values>(weights + place + lanes));
+      ends.add(raw, value);
+      other_ends.add(other_raw, other_value);
+    }
+    row.sum += total(sums.sum + other_sums.sum);
+    row.square += total(sums.square + other_sums.square);
+    row.projection += total(sums.projection + other_sums.projection);
   }
-  constexpr int many = size / sizeof(Value);
-  int64_t lane = 0;
-  for (; lane + many <= count; lane += many)
-    add_some<typename Kind::template Of<Value, many>, together>(chunks, lane, lanes, digest);
-  for (; lane < count; ++lane) add_some<typename Kind::template Of<Value, 1>, together>(chunks, lane, lanes, digest);
-}
-
-// What the sums by lanes are in the sketch: `_sketch` of digest.py. Real and imaginary parts stand apart.
-template <typename Value>
-OP_TOOLS_INLINE void put_together(const Walk& walk, int64_t strip, const Lanes<Value>& lanes, Digest& digest) {
-  using Complex = std::complex<double>;
-  const int64_t count = walk.lanes;
-  double total = 0, square = 0, first = 0, second = 0, placed = 0, main[8] = {}, last[8] = {}, lead[4] = {};
-  Value smallest = std::numeric_limits<Value>::infinity(), largest = -smallest;
-  uint32_t checksum = 0;
-  for (int64_t lane = 0; lane < count; ++lane) {
-    const double sum = lanes.sums[lane];
-    total += sum, square += lanes.square[lane], placed += lanes.placed[lane];
-    first += sum * walk.lane_places[lane], second += sum * walk.lane_places[count + lane];
-    checksum += lanes.checksum[lane] * static_cast<uint32_t>(walk.lane_factors[lane]);
-    smallest = lanes.smallest[lane] < smallest ? lanes.smallest[lane] : smallest;
-    largest = lanes.largest[lane] > largest ? lanes.largest[lane] : largest;
-  }
-  for (int turn = 0; turn < 2; ++turn) {
-    const double *real = walk.lane_turns + 2 * turn * count, *imaginary = real + count;
-    for (int number = 2 * turn; number < 2 * turn + 2; ++number) {
-      const double *column = walk.columns + 2 * number * count, *other = column + count;
-      double main_real = 0, main_imaginary = 0, last_real = 0, last_imaginary = 0, lead_real = 0, lead_imaginary = 0;
-      for (int64_t lane = 0; lane < count; ++lane) {
-        const double one = lanes.turned[2 * turn][lane], two = lanes.turned[2 * turn + 1][lane], sum = lanes.sums[lane];
-        const double by_real = one * real[lane] - two * imaginary[lane], by_imaginary = one * imaginary[lane] + two * real[lane];
-        lead_real += by_real, lead_imaginary += by_imaginary;
-        main_real += by_real * column[lane] - by_imaginary * other[lane];
-        main_imaginary += by_real * other[lane] + by_imaginary * column[lane];
-        last_real += sum * column[lane], last_imaginary += sum * other[lane];
-      }
-      lead[2 * turn] = lead_real, lead[2 * turn + 1] = lead_imaginary;
-      main[2 * number] = main_real, main[2 * number + 1] = main_imaginary;
-      last[2 * number] = last_real, last[2 * number + 1] = last_imaginary;
+  for (; place < count; place += lanes) {
+    const int64_t left = std::min(lanes, count - place);
+    const Raws raw = beginning<Of>(elements + place, left);
+    const Values value = Of::value(raw);
+    ends.bits += Of::bits(raw, value);
+    for (int64_t lane = 0; lane < left; ++lane) {
+      const double one = value[lane];
+      row.sum += one;
+      row.square += one * one;
+      row.projection += one * weights[place + lane];
+      row.smallest = std::min(row.smallest, one);
+      row.largest = std::max(row.largest, one);
     }
   }
-  const double place = walk.strip_places[strip];
-  for (int number = 0; number < 4; ++number) {
-    const int turn = number / 2;
-    const Complex by(walk.strip_turns[2 * turn * walk.strips + strip], walk.strip_turns[(2 * turn + 1) * walk.strips + strip]);
-    const Complex of_main(main[2 * number], main[2 * number + 1]), of_last(last[2 * number], last[2 * number + 1]);
-    digest.main[number] += of_main * by;
-    digest.last[number] += walk.is_down ? of_last * by : of_main;
-    if (number % 2 == 0) digest.lead[turn] += walk.is_down ? Complex(lead[2 * turn], lead[2 * turn + 1]) : by * total;
-  }
-  digest.total += total;
-  digest.square += square;
-  digest.smallest = std::min<double>(digest.smallest, smallest);
-  digest.largest = std::max<double>(digest.largest, largest);
-  digest.moments[0] += walk.is_down ? first + place * total : placed + first;
-  digest.moments[1] += walk.is_down ? placed + second : place * total;
-  digest.checksum += checksum * static_cast<uint32_t>(walk.strip_factors[strip]);
+  row.add(ends);
+  row.add(other_ends);
+  return row;
 }
 
-template <typename Kind, typename Value, int size>
-OP_TOOLS_INLINE Digest digest_of(const void* data, const Walk& walk) {
-  constexpr int together = std::is_same_v<Value, float> ? kTogether : 1;
-  Digest digest;
-  for (int64_t strip = 0; strip < walk.strips; ++strip) {
-    Lanes<Value> lanes(walk.lanes);
-    const auto* elements = static_cast<const typename Kind::Raw*>(data) + walk.strip_offsets[strip];
-    const int64_t most = walk.strip_counts[strip];
-    for (int64_t chunk = 0; chunk < walk.chunks;) {
-      const int64_t count = std::min(most, walk.chunk_counts[chunk]);
-      int alike = 1;
-      while (alike < together && chunk + alike < walk.chunks && std::min(most, walk.chunk_counts[chunk + alike]) == count)
-        ++alike;
-      if (alike == together) {
-        add<Kind, size, together>(elements, walk, chunk, count, lanes, digest);
-        chunk += together;
-      } else {
-        add<Kind, size, 1>(elements, walk, chunk++, count, lanes, digest);
-      }
+// The same of the finite elements, in double; the others are counted.
+template <typename Of>
+OP_TOOLS_INLINE Row difficult_row(const typename Of::Raw* elements, int64_t count, const typename Of::Value* weights,
+                                  uint64_t bits, Digest& digest) {
+  using Wide = Lanes<typename Of::Value, double, sizeof(typename Of::Values)>;
+  using Few = typename Wide::Raws;
+  using Words = typename Wide::Words;
+  Sums<Wide> sums;
+  Ends<Wide> ends;
+  Words nan = {}, infinite = {}, numbers = {};
+  for (int lane = 0; lane < Wide::count; ++lane) numbers[lane] = lane;
+  for (int64_t place = 0; place < count; place += Of::count) {
+    const int64_t left = std::min<int64_t>(Of::count, count - place);
+    const typename Of::Values values = Of::value(beginning<Of>(elements + place, left));
+    const auto* few = reinterpret_cast<const char*>(&values);
+    for (int64_t first = 0; first < left; first += Wide::count, few += sizeof(Few)) {
+      const auto value = Wide::value(load<Few>(few)), weight = Wide::value(load<Few>(weights + place + first));
+      const Words is_finite = reinterpret_cast<Words>(value - value == 0), is_nan = reinterpret_cast<Words>(value != value);
+      const Words is_inside = reinterpret_cast<Words>(numbers < static_cast<uint64_t>(left - first)) & is_finite;
+      sums.add(reinterpret_cast<typename Wide::Values>(reinterpret_cast<Words>(value) & is_finite), weight);
+      ends.smallest = (reinterpret_cast<Words>(value < ends.smallest) & is_inside) ? value : ends.smallest;
+      ends.largest = (reinterpret_cast<Words>(value > ends.largest) & is_inside) ? value : ends.largest;
+      nan -= is_nan;  // a true one is -1
+      infinite -= ~is_finite & ~is_nan;
     }
-    put_together(walk, strip, lanes, digest);
   }
-  return digest;
-}
-
-// Bounds between which the squares of floats lose nothing. A NaN is outside of them.
-inline bool is_easy(const Digest& digest) {
-  return (digest.square > 1e-32 && digest.square < 1e36) ||
-         (digest.square == 0 && digest.smallest == 0 && digest.largest == 0);
+  digest.nan += added(nan);
+  digest.infinite += added(infinite);
+  Row row{total(sums.sum), total(sums.square), total(sums.projection)};
+  row.add(ends);
+  row.bits = bits;
+  return row;
 }
 
 // ---- one tensor ----------------------------------------------------------------------------------------------------
 
-// A sum of the bits of a few elements, which tells whether the others need to be looked at.
-template <typename Kind>
-int64_t probe(const void* data, int64_t numel) {
-  using One = typename Kind::template Of<double, 1>;
-  const auto* elements = static_cast<const typename Kind::Raw*>(data);
-  const int64_t count = std::min(numel, kSamples);
-  uint64_t sum = 0;
-  for (int64_t sample = 0; sample < count; ++sample)
-    sum += (One::words(load<typename One::Raws>(elements + sample * numel / count))[0] + 1ull) * (2 * sample + 1);
-  return static_cast<int64_t>(sum);
-}
-
-// COUNTS and COLUMNS of digest.py.
-inline void write(const Digest& digest, int64_t numel, int64_t* line) {
-  const double finite = static_cast<double>(numel - static_cast<int64_t>(digest.nan + digest.infinite));
-  const double mean = digest.total / finite, variance = digest.square / finite - mean * mean;
-  const bool is_even = digest.smallest == digest.largest;
-  double numbers[5] = {digest.smallest, digest.largest, mean, variance > 0 && !is_even ? std::sqrt(variance) : 0,
-                       std::sqrt(digest.square)};
-  if (finite == 0) std::fill_n(numbers, 5, std::numeric_limits<double>::quiet_NaN());
-  const int64_t counts[] = {numel, static_cast<int64_t>(digest.nan), static_cast<int64_t>(digest.infinite), digest.checksum};
-  std::memcpy(line, counts, sizeof counts);
-  std::memcpy(line + kCounts, numbers, sizeof numbers);
-  std::memcpy(line + kCounts + 5, digest.main, 8 * kSketch);
-}
-static_assert(offsetof(Digest, nan) - offsetof(Digest, main) == 8 * kSketch);
-
-template <typename Kind, int size>
-OP_TOOLS_INLINE void digest_or_not(const void* data, const Walk& walk, int64_t* line, const int64_t* known) {
-  const int64_t found = probe<Kind>(data, walk.numel);
-  if (known != nullptr && known[kProbe] == found && known[0] == walk.numel) {
-    std::memcpy(line, known, 8 * kLine);
-    return;
-  }
+template <typename Of>
+OP_TOOLS_INLINE Digest digest_of(const void* data, int64_t length) {
+  const auto* elements = static_cast<const typename Of::Raw*>(data);
+  const auto* of_places = weights<typename Of::Value>();
+  const int64_t width = length >= kLarge ? kWide : kNarrow;
   Digest digest;
-  if constexpr (Kind::is_float) digest = digest_of<Kind, float, size>(data, walk);
-  if (!Kind::is_float || !is_easy(digest)) digest = digest_of<Kind, double, size>(data, walk);
-  write(digest, walk.numel, line);
-  line[kProbe] = found;
+  for (int64_t start = 0, number = 0; start < length; start += width, ++number) {
+    const int64_t count = std::min(width, length - start);
+    Row row = row_of<Of>(elements + start, count, of_places);
+    if (!row.is_easy()) row = difficult_row<Of>(elements + start, count, of_places, row.bits, digest);
+    digest.sum += row.sum;
+    digest.square += row.square;
+    digest.smallest = std::min(digest.smallest, row.smallest);
+    digest.largest = std::max(digest.largest, row.largest);
+    digest.bits += row.bits * (2 * static_cast<uint64_t>(hashed(number, 1 + kSketch)) + 1);
+    for (int seed = 0; seed < kSketch; ++seed) digest.sketch[seed] += row.projection * weight(number, 1 + seed);
+  }
+  return digest;
 }
 
-// For registers of 16 bytes, which every processor has; or of 32, where this one has them. `known`: the line of the same
-// tensor, which is taken again if the tensor looks unchanged.
+// As finished() of digest.py has it: elements, NaN, infinities, bits, min, max, mean, std, norm, sketch.
+inline void write(const Digest& digest, int64_t length, int64_t* line) {
+  const double finite = static_cast<double>(length - static_cast<int64_t>(digest.nan + digest.infinite));
+  const double mean = digest.sum / finite, variance = digest.square / finite - mean * mean;
+  const bool is_even = digest.smallest == digest.largest;
+  double numbers[5 + kSketch] = {digest.smallest, digest.largest, mean, variance > 0 && !is_even ? std::sqrt(variance) : 0,
+                                 std::sqrt(digest.square)};
+  if (finite == 0) std::fill_n(numbers, 5, std::numeric_limits<double>::quiet_NaN());
+  std::copy_n(digest.sketch, kSketch, numbers + 5);
+  const uint64_t counts[4] = {static_cast<uint64_t>(length), digest.nan, digest.infinite, digest.bits};
+  std::memcpy(line, counts, sizeof counts);
+  std::memcpy(line + 4, numbers, sizeof numbers);
+}
+
+// In registers of 16 bytes, which every processor has; or of 32, where this one has them.
 template <typename Kind>
-void narrow(const void* data, const Walk& walk, int64_t* line, const int64_t* known) {
-  digest_or_not<Kind, 16>(data, walk, line, known);
+void narrow(const void* data, int64_t length, int64_t* line) {
+  write(digest_of<typename Kind::template Of<16>>(data, length), length, line);
 }
 
 #if defined(__x86_64__)
 template <typename Kind>
-__attribute__((target("avx2,fma"))) void wide(const void* data, const Walk& walk, int64_t* line, const int64_t* known) {
-  digest_or_not<Kind, 32>(data, walk, line, known);
+__attribute__((target("avx2,fma"))) void wide(const void* data, int64_t length, int64_t* line) {
+  write(digest_of<typename Kind::template Of<32>>(data, length), length, line);
 }
 
 template <typename Kind>
-void of(const void* data, const Walk& walk, int64_t* line, const int64_t* known) {
+void of(const void* data, int64_t length, int64_t* line) {
   static const bool has_wide = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  (has_wide ? wide<Kind> : narrow<Kind>)(data, walk, line, known);
+  (has_wide ? wide<Kind> : narrow<Kind>)(data, length, line);
 }
 #else
 template <typename Kind>
-void of(const void* data, const Walk& walk, int64_t* line, const int64_t* known) {
-  narrow<Kind>(data, walk, line, known);
+void of(const void* data, int64_t length, int64_t* line) {
+  narrow<Kind>(data, length, line);
 }
 #endif
+
 #undef OP_TOOLS_INLINE
 
 }  // namespace digest
-#pragma GCC pop_options

@@ -14,36 +14,33 @@
 
 namespace digest {
 
-inline void digest_one(const at::Tensor& tensor, const Walk& walk, int64_t* line, const int64_t* known) {
+inline void digest_one(const at::Tensor& tensor, int64_t* line) {
   const auto ordered = tensor.expect_contiguous();
   const void* data = ordered->const_data_ptr();
-  TORCH_CHECK(ordered->numel() == walk.numel, "that is the walk of another tensor");
+  const int64_t length = ordered->numel();
   switch (ordered->scalar_type()) {
-    case at::kFloat: return of<Plain<float>>(data, walk, line, known);
-    case at::kBFloat16: return of<BFloat16>(data, walk, line, known);
-    case at::kHalf: return of<Float16>(data, walk, line, known);
-    case at::kDouble: return of<Plain<double>>(data, walk, line, known);
-    case at::kLong: return of<Plain<int64_t>>(data, walk, line, known);
-    case at::kInt: return of<Plain<int32_t>>(data, walk, line, known);
-    case at::kShort: return of<Plain<int16_t>>(data, walk, line, known);
-    case at::kChar: return of<Plain<int8_t>>(data, walk, line, known);
+    case at::kFloat: return of<Plain<float, float>>(data, length, line);
+    case at::kBFloat16: return of<BFloat16>(data, length, line);
+    case at::kHalf: return of<Float16>(data, length, line);
+    case at::kDouble: return of<Plain<double, double>>(data, length, line);
+    case at::kLong: return of<Int64>(data, length, line);
+    case at::kInt: return of<Plain<int32_t, double>>(data, length, line);
+    case at::kShort: return of<Plain<int16_t, float>>(data, length, line);
+    case at::kChar: return of<Plain<int8_t, float>>(data, length, line);
     case at::kByte:
-    case at::kBool: return of<Plain<uint8_t>>(data, walk, line, known);
+    case at::kBool: return of<Plain<uint8_t, float>>(data, length, line);
     default: TORCH_CHECK_NOT_IMPLEMENTED(false, "there is no digest of ", ordered->scalar_type());
   }
 }
 
-inline void digest_on_cpu(at::TensorList tensors, at::IntArrayRef walks, at::IntArrayRef known, at::Tensor lines,
-                          int64_t first) {
+inline void digest_on_cpu(at::TensorList tensors, at::Tensor lines, int64_t first) {
   TORCH_CHECK(lines.scalar_type() == at::kLong && lines.dim() == 2 && lines.size(1) == kLine && lines.is_contiguous() &&
-                  first >= 0 && first + static_cast<int64_t>(tensors.size()) <= lines.size(0) &&
-                  walks.size() == tensors.size() && known.size() == tensors.size(),
+              first >= 0 && first + static_cast<int64_t>(tensors.size()) <= lines.size(0),
               "there is no room for the digests");
-  auto* all = lines.mutable_data_ptr<int64_t>();
-  for (size_t number = 0; number < tensors.size(); ++number) {
-    const Walk walk(reinterpret_cast<const int64_t*>(walks[number]));
-    const int64_t* earlier = known[number] >= 0 && known[number] < first ? all + known[number] * kLine : nullptr;
-    digest_one(tensors[number], walk, all + (first + static_cast<int64_t>(number)) * kLine, earlier);
+  auto* line = lines.mutable_data_ptr<int64_t>() + first * kLine;
+  for (const at::Tensor& tensor : tensors) {
+    digest_one(tensor, line);
+    line += kLine;
   }
 }
 
@@ -51,27 +48,29 @@ inline int64_t address_on_cpu(const at::Tensor& tensor) {
   return reinterpret_cast<int64_t>(tensor.const_data_ptr());
 }
 
-// digest(tensors, walks, known, lines, first): writes a line for each tensor, beginning at the first
+// digest(tensors, lines, first): writes a line for each tensor, beginning at the first
 inline PyObject* digest(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  using Function = void(at::TensorList, at::IntArrayRef, at::IntArrayRef, at::Tensor, int64_t);
+  using Function = void(at::TensorList, at::Tensor, int64_t);
   static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("op_tools::digest", "").typed<Function>();
-  TORCH_CHECK_TYPE(count == 5 && PyList_Check(arguments[0]) && python::is_tensor(arguments[3]),
-                   "digest(tensors, walks, known, lines, first)");
+  if (count != 3 || !PyList_Check(arguments[0]) || !python::is_tensor(arguments[1])) {
+    PyErr_SetString(PyExc_TypeError, "digest(tensors, lines, first)");
+    return nullptr;
+  }
+  const int64_t first = PyLong_AsLongLong(arguments[2]);
+  if (PyErr_Occurred()) return nullptr;
   std::vector<at::Tensor> tensors;
+  tensors.reserve(static_cast<size_t>(PyList_GET_SIZE(arguments[0])));
   for (Py_ssize_t index = 0; index < PyList_GET_SIZE(arguments[0]); ++index) {
     PyObject* value = PyList_GET_ITEM(arguments[0], index);
-    TORCH_CHECK_TYPE(python::is_tensor(value), "these are no tensors");
+    TORCH_CHECK_TYPE(python::is_tensor(value), "digest(tensors, lines, first)");
     tensors.push_back(THPVariable_Unpack(value));
   }
-  const auto walks = pybind11::handle(arguments[1]).cast<std::vector<int64_t>>();
-  const auto known = pybind11::handle(arguments[2]).cast<std::vector<int64_t>>();
-  const at::Tensor lines = THPVariable_Unpack(arguments[3]);
-  const auto first = pybind11::handle(arguments[4]).cast<int64_t>();
+  const at::Tensor lines = THPVariable_Unpack(arguments[1]);
   {
     pybind11::gil_scoped_release no_lock;
     at::AutoDispatchBelowADInplaceOrView below;
-    handle.call(tensors, walks, known, lines, first);
+    handle.call(tensors, lines, first);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -92,12 +91,12 @@ inline PyObject* address(PyObject*, PyObject* value) {
 inline bool add_to(PyObject* module) {
   static PyMethodDef functions[] = {
       {"digest", python::method(digest), METH_FASTCALL,
-       "(tensors, addresses of their walks, lines that may know them, lines, first): writes lines"},
+       "(tensors, lines, first): writes the digests of tensors of one device into lines of it"},
       {"address", address, METH_O, "tensor -> where `digest` finds its elements"},
       {nullptr, nullptr, 0, nullptr}};
   try {
     static torch::Library library(torch::Library::FRAGMENT, "op_tools", std::nullopt, __FILE__, __LINE__);
-    library.def("digest(Tensor[] tensors, int[] walks, int[] known, Tensor(a!) lines, int first) -> ()");
+    library.def("digest(Tensor[] tensors, Tensor(a!) lines, int first) -> ()");
     library.def("address(Tensor tensor) -> int");
     library.impl("digest", torch::dispatch(c10::DispatchKey::CPU, digest_on_cpu));
     library.impl("address", torch::dispatch(c10::DispatchKey::CPU, address_on_cpu));

@@ -1,0 +1,144 @@
+"""The kernel of ours that digests tensors on CUDA: by itself, on the CPU; and in use, where there is a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import op_tools
+from op_tools.device import compiled, digest, digests, digests_cuda
+from op_tools.device.tensor_groups import grouped
+from op_tools.output.writer import Writer
+from op_tools.storage import pack
+
+from ..cuda_on_the_cpu import Kernel
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    return Kernel(tmp_path_factory.mktemp("kernel"), "digest", "digest_tensors")
+
+
+@pytest.fixture
+def on_the_cpu(kernel, monkeypatch):
+    """Stages take tensors of the CPU."""
+    monkeypatch.setattr(digests_cuda, "_kernel", lambda index: kernel)
+    monkeypatch.setattr(digests, "is_cuda", lambda device: True)
+
+
+def lines(*tensors):
+    """The digests of these tensors, in one batch."""
+    found = []
+    writer = Writer("test")
+    stage = digests.Stage(
+        torch.device("cpu"), writer, digest.Weights(), lambda labels, lines: found.append((labels, lines))
+    )
+    for group in grouped(list(tensors), range(len(tensors))):
+        stage.add(list(tensors), group, "label")
+    stage.flush()
+    writer.close()
+    assert [number for labels, _ in found for _, numbers in labels for number in numbers] == list(range(len(tensors)))
+    return torch.cat([line for _, line in found])
+
+
+def test_the_tables_have_the_same_size_on_both_sides(kernel):
+    assert kernel.library.size_of_table() == digests_cuda._TABLE_SIZE < 4096, "what a launch takes"
+
+
+def test_it_agrees_with_torch(on_the_cpu):
+    """On all that it is tried out on before it is used."""
+    digests._try_out(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["_hash", "_weights"])
+def test_a_difference_is_seen(on_the_cpu, monkeypatch, name):
+    right = getattr(digest, name)
+    monkeypatch.setattr(digest, name, lambda places, seed: right(places + 1, seed))
+    with pytest.raises(compiled.CompileError, match=r"ours gives other numbers for torch\.float32"):
+        digests._try_out(torch.device("cpu"))
+
+
+def test_a_tensor_has_the_same_digest_wherever_it_stands(on_the_cpu):
+    tensor = torch.randn(50_000)
+    others = [torch.randn(size) for size in (3, 70_000, 512)]
+    assert torch.equal(lines(*others, tensor)[3], lines(tensor)[0])
+
+
+def test_more_tensors_than_one_launch_takes(on_the_cpu):
+    tensors = [torch.full((number,), float(number)) for number in range(400)]
+    found = lines(*tensors)
+    assert found[:, 0].tolist() == list(range(400))
+    assert found[1:, 4].view(torch.float64).tolist() == list(range(1, 400))
+
+
+def test_more_digests_than_the_device_keeps(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(digests, "_MAX_LINES", 200)
+    assert lines(*(torch.ones(2) for _ in range(500)))[:, 0].tolist() == [2] * 500
+
+
+def test_what_does_not_lie_in_order(on_the_cpu):
+    tensor = torch.randn(30, 40)
+    complex = torch.randn(300, dtype=torch.complex64)
+    found = lines(tensor.t(), tensor[:, ::2], complex.conj().imag, complex.conj())
+    conjugate = torch.view_as_real(complex.conj().resolve_conj())
+    assert torch.equal(found, lines(tensor.t().clone().contiguous(), tensor[:, ::2].clone(), -complex.imag, conjugate))
+
+
+def test_zeros_without_memory(on_the_cpu):
+    """Such as the gradient of `sgn`: autograd knows them to be zero, and they lie nowhere."""
+    zeros = torch._efficientzerotensor((700,), dtype=torch.float32)
+    assert not zeros.data_ptr()
+    wide = torch._efficientzerotensor((30,), dtype=torch.complex64)
+    assert torch.equal(lines(zeros, wide), lines(torch.zeros(700), torch.zeros(30, dtype=torch.complex64)))
+
+
+def test_nothing_finite(on_the_cpu):
+    (line,) = lines(torch.tensor([math.nan, math.inf, -math.inf] * 1000))
+    assert line[:3].tolist() == [3000, 1000, 2000]
+    assert line[4:9].view(torch.float64).isnan().all()
+    assert line[9:].view(torch.float64).tolist() == [0] * digest.SKETCH
+
+
+# ---- with a GPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(device):
+    if device != "cuda":
+        pytest.skip("for CUDA")
+    known = digests._is_right
+    known.cache_clear()
+    yield torch.device(device, torch.cuda.current_device())
+    known.cache_clear()
+
+
+def records(out):
+    with op_tools.OpCapture(mode="statistics", ops="torch.Tensor.neg", out=out, verbose=0):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            torch.arange(100_000, device="cuda").sin().to(dtype).neg()
+    return sorted(pack.read(out), key=lambda record: (record.forward_id, record.part))
+
+
+def test_it_is_used_on_a_gpu_and_says_the_same(gpu, monkeypatch, capsys):
+    assert digests.can_digest(gpu)
+    ours = records("ours")
+    monkeypatch.setattr(digests, "can_digest", lambda device: False)
+    torchs = records("torchs")
+    assert len(ours) == len(torchs) == 6
+    for one, other in zip(ours, torchs):
+        assert (one.checksum, one.numel, one.min, one.max) == (other.checksum, other.numel, other.min, other.max)
+        assert one.norm == pytest.approx(other.norm, rel=1e-5)
+        assert one.sketch == pytest.approx(other.sketch, rel=1e-4, abs=1e-3 * one.norm)
+    assert "more slowly" not in capsys.readouterr().err
+
+
+def test_without_it_torch_does_the_work(gpu, monkeypatch, capsys):
+    def cannot(*arguments):
+        raise compiled.CompileError("there is no libnvrtc.so.13")
+
+    monkeypatch.setattr(digests, "_try_out", cannot)
+    assert len(records("out")) == 6
+    said = capsys.readouterr().err
+    assert said.count("OpCapture takes torch's kernels for statistics, more slowly: there is no libnvrtc.so.13") == 1
