@@ -21,11 +21,11 @@ from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.observed import ObservedCall, hollow_like
 from op_tools.autocompare.prefilter.later import Later, free_memory
 from op_tools.autocompare.reference.runs import Reference
+from op_tools.autocompare.reference.ways import tf32_in_convolutions, tf32_in_products
 from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.workers.pool import KeptByWorker
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
-from op_tools.device import tf32
 from op_tools.ops import autocast_policy, catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
@@ -296,6 +296,6 @@ def _is_tf32(name: str, tensors: Iterable[Tensor]) -> bool:
     """True where the device may take tf32 for this call, or what its vendor has in place of it (HF32 …)."""
     if not any(tensor.dtype is torch.float32 and not tensor.is_cpu for tensor in tensors):
         return False
-    if catalogue.has(name, Trait.MATRIX) and tf32.in_products():
+    if catalogue.has(name, Trait.MATRIX) and tf32_in_products():
         return True
-    return catalogue.has(name, Trait.CONVOLUTION) and tf32.in_convolutions()
+    return catalogue.has(name, Trait.CONVOLUTION) and tf32_in_convolutions()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,10 +40,13 @@ def copies_of(tensors: list[Tensor]) -> list[Tensor]:
                 plain.append(tensor)
             else:
                 copies[id(tensor)] = unusual_copy(tensor)
-        asked = progress.last_asked()
+        asked = progress.recent[-1].id if progress.recent else 0
+        pinned_parts: list[tuple[Tensor, list[Tensor]]] = []  # memory, and the copies that lie in it
+        is_from_device = False
         waits: dict[torch.device, DeviceQueue | None] = {}  # for copies that are on their way
         for part in memory_ranges(plain):
             device = part.source.device
+            is_from_device |= not part.source.is_cpu
             if device not in waits:
                 waits[device] = queue_of(device) if host_memory.can_pin_for(device) else None
             pinned = waits[device] is not None
@@ -56,13 +61,15 @@ def copies_of(tensors: list[Tensor]) -> list[Tensor]:
                 copies[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
                 made.append(copy)
             if pinned:
-                host_memory.hold(memory, made)
+                pinned_parts.append((memory, made))
         for queue in waits.values():
             if queue is not None:
                 queue.wait(queue.record())
-                host_memory.let_go()
-        if any(device.type != "cpu" for device in waits):
-            progress.prove(asked)
+        if pinned_parts:
+            let_go()
+            hold(pinned_parts)
+        if is_from_device:
+            progress.proven.append(asked)
     return [copies[id(tensor)] for tensor in tensors]
 
 
@@ -75,7 +82,7 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
             return tensor.to(device)
         # pageable memory is copied by one thread of the driver, pinned memory by the device
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-        host_memory.free_later(pinned)
+        free_later(pinned)
         return pinned.copy_(tensor).to(device, non_blocking=True)
 
 
@@ -163,3 +170,27 @@ def _of_group(group: list[_TensorRange], end: int) -> Iterator[MemoryRange]:
     else:
         views = [(range.index, (range.start - group[0].start) // size, range.tensor.stride()) for range in group]
         yield MemoryRange(first, length, views)
+
+
+# ---- pinned memory that torch has given us --------------------------------------------------------------------------
+# It must not be freed while a device may have failed without our knowing (failure.py): a program's own exception may
+# drop the last reference. So it is freed when the device has just been seen to be well.
+
+_unused: deque[Tensor] = deque()
+
+
+def hold(parts: list[tuple[Tensor, list[Tensor]]]) -> None:
+    """Keeps pinned memory until `let_go` finds that the tensors which lie in it are gone."""
+    for memory, copies in parts:
+        for copy in copies:
+            weakref.finalize(copy, _unused.append, memory).atexit = False
+
+
+def free_later(memory: Tensor) -> None:
+    """The same for memory that nobody will use again, but a copy that is on its way."""
+    _unused.append(memory)
+
+
+def let_go() -> None:
+    """The device is well: what nobody uses is freed."""
+    _unused.clear()

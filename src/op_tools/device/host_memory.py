@@ -10,7 +10,6 @@ import ctypes
 import functools
 import threading
 import time
-import weakref
 from collections import deque
 from typing import Callable
 
@@ -137,29 +136,6 @@ class HostMemory:
 
     def _total(self) -> int:
         return sum(chunk.size for chunk in self._chunks)
-
-
-# ---- pinned memory that torch has given us --------------------------------------------------------------------------
-# It must not be freed while a device may have failed without our knowing (failure.py): a program's own exception may
-# drop the last reference. So it is freed when the device has just been seen to be well.
-
-_unused: deque[Tensor] = deque()
-
-
-def hold(memory: Tensor, copies: list[Tensor]) -> None:
-    """Keeps pinned memory until `let_go` finds that these tensors, which lie in it, are gone."""
-    for copy in copies:
-        weakref.finalize(copy, _unused.append, memory).atexit = False
-
-
-def free_later(memory: Tensor) -> None:
-    """The same for memory that nobody will use again, but a copy that is on its way."""
-    _unused.append(memory)
-
-
-def let_go() -> None:
-    """The device is well: what nobody uses is freed."""
-    _unused.clear()
 
 
 @functools.lru_cache(maxsize=16)

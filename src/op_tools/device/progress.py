@@ -27,7 +27,7 @@ class Asked(NamedTuple):
 
 
 recent: deque[Asked] = deque(maxlen=_MAX_RECENT_CALLS)
-_last_good = 0
+proven: deque[int] = deque((0,), maxlen=1)  # the number of a call that the device has got through, with all before it
 
 
 def last_asked() -> int:
@@ -35,16 +35,11 @@ def last_asked() -> int:
     return recent[-1].id if recent else 0
 
 
-def prove(call: int) -> None:
-    """The device has got through this call, and all before it."""
-    global _last_good
-    _last_good = max(_last_good, call)
-
-
 def in_words(asked: Asked | None) -> list[str]:
     """Which calls are known to be good, and which are not. `asked`: one that the device has refused."""
-    good = [call for call in recent if call.id <= _last_good][-_MAX_SHOWN_CALLS:]
-    others = [call for call in recent if call.id > _last_good] + ([] if asked is None else [asked])
+    (last_good,) = proven
+    good = [call for call in recent if call.id <= last_good][-_MAX_SHOWN_CALLS:]
+    others = [call for call in recent if call.id > last_good] + ([] if asked is None else [asked])
     lines = []
     if good:
         lines.append("known to be good, the last ones: " + "; ".join(map(str, good)))

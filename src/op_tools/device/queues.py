@@ -256,7 +256,7 @@ class Batch:
         elif numbers is not None:
             numbers = [one.cpu() for one in numbers]
         if numbers is not None:
-            progress.prove(self._asked)
+            progress.proven.append(self._asked)
         return numbers
 
 

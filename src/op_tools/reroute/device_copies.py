@@ -9,7 +9,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from op_tools.device import host_memory
+from op_tools.device import host_copies
 
 CPU = torch.device("cpu")
 MIN_PINNED_BYTES = 2**18
@@ -81,7 +81,7 @@ def _to_host(tensor: Tensor) -> Tensor:
     is_async = _current_stream(tensor.device.type) is not None and layout_of(tensor) is DENSE
     copy = tensor.to(CPU, non_blocking=is_async)
     if is_async:
-        host_memory.hold(copy.detach(), [copy])
+        host_copies.hold([(copy.detach(), [copy])])
     return copy
 
 
@@ -90,7 +90,7 @@ def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if layout_of(tensor) is not DENSE or tensor.nbytes < MIN_PINNED_BYTES or not _can_pin(device.type):
         return tensor.to(device)
     pinned = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
-    host_memory.free_later(pinned)
+    host_copies.free_later(pinned)
     return pinned.to(device, non_blocking=True)
 
 
@@ -114,7 +114,7 @@ def _wait_for(devices: Iterable[torch.device]) -> None:
         stream = _current_stream(device.type)
         if stream is not None:
             stream(device).synchronize()
-            host_memory.let_go()
+            host_copies.let_go()
 
 
 def blank_copy(tensor: Tensor, device: torch.device) -> Tensor:

@@ -34,7 +34,7 @@ class Arrival:
             while self._events:
                 queue, event = self._events.pop()
                 queue.wait(event)
-        progress.prove(self._asked)
+        progress.proven.append(self._asked)
 
 
 class HostStorage:

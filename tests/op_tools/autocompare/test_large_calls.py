@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import op_tools
 from ditorch.sim import faults
-from op_tools.autocompare.judging import error_statistics, in_pieces
+from op_tools.autocompare.judging import comparer, error_statistics, in_pieces
 from op_tools.autocompare.judging.limits import Tolerance, precision_of
 from op_tools.autocompare.judging.verdict import judge as verdict_of
 
@@ -54,7 +54,8 @@ def test_pieces_give_the_same_rows_as_the_whole(name, device, dtype, monkeypatch
     torch.manual_seed(1)
     whole, _ = _compared(CALLS[name], device, dtype, tmp_path / "whole")
     torch.manual_seed(1)
-    monkeypatch.setattr(in_pieces, "LARGE_ELEMENTS", 1000)
+    for module in (in_pieces, comparer):
+        monkeypatch.setattr(module, "LARGE_ELEMENTS", 1000)
     monkeypatch.setattr(in_pieces, "PIECE_ELEMENTS", 700)
     done = []
     original = in_pieces._Merged.outcome
@@ -67,7 +68,8 @@ def test_pieces_give_the_same_rows_as_the_whole(name, device, dtype, monkeypatch
 
 @pytest.mark.parametrize("name", ["exp", "softmax"])
 def test_a_wrong_element_in_the_last_piece_is_found(name, device, monkeypatch, tmp_path):
-    monkeypatch.setattr(in_pieces, "LARGE_ELEMENTS", 1000)
+    for module in (in_pieces, comparer):
+        monkeypatch.setattr(module, "LARGE_ELEMENTS", 1000)
     monkeypatch.setattr(in_pieces, "PIECE_ELEMENTS", 700)
     with faults.inject("aten.exp: tail=0.01; aten._softmax: tail=0.01"):
         _, summary = _compared(CALLS[name], device, torch.float32, tmp_path)
@@ -75,7 +77,8 @@ def test_a_wrong_element_in_the_last_piece_is_found(name, device, monkeypatch, t
 
 
 def test_gradients_of_what_was_broadcast_are_compared_as_a_whole(device, monkeypatch, tmp_path):
-    monkeypatch.setattr(in_pieces, "LARGE_ELEMENTS", 1000)
+    for module in (in_pieces, comparer):
+        monkeypatch.setattr(module, "LARGE_ELEMENTS", 1000)
     x = torch.randn(60, 50, device=device, requires_grad=True)
     row = torch.randn(50, device=device, requires_grad=True)
     with op_tools.OpAutoCompare(verbose=0, out=tmp_path) as tool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.judging import in_pieces, judge, random_ops
-from op_tools.autocompare.judging.limits import Tolerances
+from op_tools.autocompare.judging.limits import LARGE_ELEMENTS, Tolerances
 from op_tools.autocompare.judging.verdict import RIGHT, Row
 from op_tools.autocompare.observed import CannotCompare, ObservedCall, output_names
 from op_tools.autocompare.reference.runs import Reference, References, Run
@@ -53,7 +53,7 @@ class Comparer:
             return Comparison(skipped="uninitialised memory")
         if random_ops.may_be_random(call.name) and random_ops.is_random(call):
             return _of_random(random_ops.forward_rows(call, self.tolerances))
-        if not self._shows_runs:
+        if not self._shows_runs and _is_large(call):
             found = in_pieces.forward(call, self.references, self.tolerances)
             if found is not None:
                 return Comparison(found.rows, casts=found.casts)
@@ -69,7 +69,7 @@ class Comparer:
         """The gradients that flowed out of the call's inputs. `reference`: the runs that `forward` has kept."""
         if random_ops.may_be_random(call.name) and random_ops.is_random(call):
             return _of_random(random_ops.backward_rows(call, gradients, self.tolerances))
-        if reference is None and not self._shows_runs:
+        if reference is None and not self._shows_runs and _is_large(call):
             found = in_pieces.backward(call, gradients, self.references, self.tolerances)
             if found is not None:
                 return Comparison(found.rows, casts=found.casts)
@@ -100,6 +100,10 @@ class Comparer:
                 if got is not None
             ]
         )
+
+
+def _is_large(call: ObservedCall) -> bool:
+    return isinstance(call.result, Tensor) and call.result.numel() >= LARGE_ELEMENTS
 
 
 def _of_random(rows: list[Row]) -> Comparison:

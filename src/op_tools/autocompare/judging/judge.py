@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from op_tools.autocompare.judging import choices, jumps, sensitivity, ties, verdict
-from op_tools.autocompare.judging.limits import MOVES, Precision, Tolerance, Tolerances
+from op_tools.autocompare.judging.limits import MOVES, GivenTolerance, Precision, Tolerance, Tolerances
 from op_tools.autocompare.judging.measures import dense, measured, same_bits
 from op_tools.autocompare.judging.verdict import RIGHT, Row, Verdict, error_info
 from op_tools.autocompare.observed import Value
@@ -70,7 +70,9 @@ def _row(value: Value, reference: Reference, tolerances: Tolerances) -> Row:
     has_choice = Trait.CHOICE in reference.ways.traits or is_in_free_order
     if not judged.right and has_choice and not judged.measures.nonfinite:
         return Row(name, None, *tolerance, info, "several results are right")
-    return Row(name, verdict.by_tolerance(judged, tolerance), *tolerance, info)
+    if isinstance(tolerance, GivenTolerance):
+        judged = verdict.by_tolerance(judged, tolerance)
+    return Row(name, judged, *tolerance, info)
 
 
 def _unchanged(name: str, before: Any, after: Any, expected: Any, tolerance: Tolerance) -> Row:

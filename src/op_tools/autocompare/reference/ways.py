@@ -277,3 +277,46 @@ def _coins(like: Tensor, seed: int) -> Tensor:
             coins = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8, device=device)
             return coins.to(like.device)
     raise RuntimeError("no random numbers")
+
+
+# ---- tf32 ------------------------------------------------------------------------------------------------------------
+
+# a tensor that says so may be another vendor's (ditorch)
+_HAS_CUDA = bool(getattr(torch._C, "_cuda_getDeviceCount", int)())
+
+
+def tf32_in_products() -> bool:
+    """Whether the program lets products of float32 be computed with fewer bits: tf32, or what vendors call otherwise.
+
+    PyTorch's switches are CUDA's. The one for products is off unless the program sets it, and vendors heed it. The one
+    for convolutions is on from the beginning, which says nothing of another vendor's chip unless the first is set. Some
+    vendors have switches of their own.
+    """
+    return any(map(_allows_tf32, (torch.backends.cuda.matmul, *_switches_of_vendor("matmul"))))
+
+
+def tf32_in_convolutions() -> bool:
+    """In recurrent layers, too, which come from the same library."""
+    cudnn: Any = torch.backends.cudnn
+    of_cuda = (cudnn, *(getattr(cudnn, part) for part in ("conv", "rnn") if hasattr(cudnn, part)))
+    if _HAS_CUDA or _allows_tf32(torch.backends.cuda.matmul):
+        return any(map(_allows_tf32, of_cuda))
+    return any(map(_allows_tf32, _switches_of_vendor("conv")))
+
+
+@functools.lru_cache(maxsize=2)
+def _switches_of_vendor(part: str) -> tuple[Any, ...]:
+    """Such as torch.npu.matmul with `allow_hf32`, or torch.backends.mlu.matmul with `allow_tf32`."""
+    name = getattr(torch._C, "_get_privateuse1_backend_name", lambda: "")()
+    homes = (getattr(torch, name, None), getattr(torch.backends, name, None))
+    return tuple(getattr(home, part) for home in homes if home is not None and hasattr(home, part))
+
+
+def _allows_tf32(switches: Any) -> bool:
+    precision = getattr(switches, "fp32_precision", "none")  # torch 2.9
+    if precision in ("ieee", "tf32"):
+        return bool(precision == "tf32")
+    try:
+        return bool(getattr(switches, "allow_tf32", False) or getattr(switches, "allow_hf32", False))
+    except RuntimeError:  # set in the new way, and for some ops only
+        return True
