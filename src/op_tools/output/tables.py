@@ -194,6 +194,7 @@ def choose_way(helper: Any) -> None:
     """With the C++ helper, or without (None)."""
     global _helper
     _helper = helper
+    _known.clear()  # devices may be called otherwise by now (ditorch)
 
 
 def _remember(key: Any, rows: list[tuple[str, ...]]) -> _Template:
