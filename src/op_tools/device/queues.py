@@ -36,7 +36,7 @@ class DeviceQueue:
     """The only pool of events for one device. They are used again: making one costs more than recording it."""
 
     def __init__(self, device: torch.device, make_event: Callable[[], Any], stream_of: Callable[[int], Any]) -> None:
-        self.name = str(device)
+        self._device = device
         self.current_stream = partial(stream_of, device.index or 0)
         self.stream_number: Callable[[], int] = lambda: int(getattr(self.current_stream(), "stream_id", 0))
         self.enter_stream: Callable[[Any], AbstractContextManager[Any]] = nullcontext
@@ -48,6 +48,11 @@ class DeviceQueue:
         self._base = self.record()
         self._base.synchronize()
         self._moment_of_base = time.perf_counter_ns() / 1e3
+
+    @property
+    def name(self) -> str:
+        """As the device is called now: ditorch may have come or gone."""
+        return str(self._device)
 
     def record(self, stream: Any = None) -> Any:
         """An event behind all that was asked of `stream`, or of the current one, which costs less.
