@@ -97,6 +97,4 @@ def misspelt() -> list[str]:
     known = {setting.name for setting in ALL}
     unread = [name for name in os.environ if name.startswith("DITORCH_") and name not in known]
     suspects = [(name, shared.meant(name, known)) for name in sorted(unread)]
-    return [
-        f"the variable {name} is set, and nobody reads it; did you mean {close}?" for name, close in suspects if close
-    ]
+    return [f"the variable {name} is set but not read; did you mean {close}?" for name, close in suspects if close]

@@ -5,7 +5,6 @@ It is summary.json in the run's folder; screen.py puts it into words.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -18,16 +17,31 @@ from ditorch_cli.manifest import FILE as MANIFEST
 from ditorch_cli.manifest import write_whole
 
 SCHEMA = "ditorch.summary/1"
+PROCESS_SCHEMA = "ditorch.process/1"  # as op_tools/run/record.py writes it
 Row = dict[str, Any]
 
 
 def records(folder: Path) -> list[Row]:
-    """What the processes of a run have written, by rank."""
-    found = []
-    for path in sorted((folder / "processes").glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):
-            found.append(json.loads(path.read_text(encoding="utf-8")))
+    """What the processes of a run have written, by rank. One that cannot be read is told by `unreadable`."""
+    found = [record for record in map(_record, _files(folder)) if record is not None]
     return sorted(found, key=lambda record: (record["rank"], record["started"]))
+
+
+def unreadable(folder: Path) -> list[str]:
+    """The names of records that are damaged, or of another release."""
+    return [path.name for path in _files(folder) if _record(path) is None]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted((folder / "processes").glob("*.json"))
+
+
+def _record(path: Path) -> Row | None:
+    try:
+        record: Row = json.loads(path.read_text(encoding="utf-8"))
+        return record if record["schema"] == PROCESS_SCHEMA else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def is_running(record: Row) -> bool:
@@ -56,7 +70,7 @@ def of(folder: Path, status: int) -> Row:
         "wrong": _wrong(processes),
         "slow": _slow(processes),
         "elsewhere": _merged(processes, ("OpFallback", "OpDtypeCast"), ("tool", "op", "because", "casts")),
-        "not_looked_at": _not_looked_at(processes),
+        "not_looked_at": [*_unread(folder), *_not_looked_at(processes)],
     }
     found["next"] = list(_next_commands(found, manifest))
     return found
@@ -130,6 +144,11 @@ def _slow(processes: list[Row]) -> list[Row]:
     return [{**row, "share": row["total"] / everything} for row in ranked]
 
 
+def _unread(folder: Path) -> list[Row]:
+    reason = "its record cannot be read: it is damaged, or of another release"
+    return [{"tool": "", "what": f"processes/{name}", "calls": 0, "reason": reason} for name in unreadable(folder)]
+
+
 def _not_looked_at(processes: list[Row]) -> list[Row]:
     found: dict[tuple[str, str, str], Row] = {}
     for record in processes:
@@ -138,7 +157,7 @@ def _not_looked_at(processes: list[Row]) -> list[Row]:
                 key = (tool["tool"], row["what"], row["reason"])
                 total = found.setdefault(key, {"tool": tool["tool"], **row, "calls": 0})
                 total["calls"] += row["calls"]
-        for text in record["limits"]:
+        for text in record["not_seen"]:
             found["", text, ""] = {"tool": "", "what": text, "calls": 0, "reason": ""}
         if record["ended"] is None:
             what = f"rank {record['rank']} (pid {record['pid']} on {record['host']}) after step {record['steps']}"

@@ -38,7 +38,7 @@ def parsed(name: str, text: str, parser: Callable[[str], Value], help: str, erro
 
 
 def meant(name: str, readable: Iterable[str]) -> str | None:
-    """The variable that a name which nobody reads is probably meant to be."""
+    """The variable that an unknown name is probably meant to be."""
     close = difflib.get_close_matches(name, sorted(readable), n=1, cutoff=0.85)
     return close[0] if close else None
 

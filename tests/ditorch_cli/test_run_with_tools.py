@@ -250,12 +250,13 @@ def test_the_screen_fits_the_terminal_and_keeps_commands_whole(tmp_path, width):
     }
     tools = [{"tool": "OpAutoCompare", "calls": 5, "values": 7, "wrong_calls": 2, "rows": [row] * 30, "files": [],
               "not_looked_at": [{"what": "torch.rand", "calls": 3, "reason": "random"}]}]  # fmt: skip
-    record = {"rank": 0, "started": 1.0, "ended": 2.0, "host": "a", "pid": 1, "steps": 4, "torch": "2.13.0",
-              "device": {"name": "[bold]chip"}, "world_size": 1, "seed": 0,
-              "limits": ["a CUDA graph is replayed"], "tools": tools}  # fmt: skip
+    record = {"schema": "ditorch.process/1", "rank": 0, "started": 1.0, "ended": 2.0, "host": "a", "pid": 1, "steps": 4,
+              "torch": "2.13.0", "device": {"name": "[bold]chip"}, "world_size": 1, "seed": 0,
+              "not_seen": ["a CUDA graph is replayed"], "tools": tools}  # fmt: skip
     (tmp_path / "processes" / "a.json").write_text(json.dumps(record))
     (tmp_path / "processes" / "b.json").write_text("{half")
     found = summary.of(tmp_path, 0)
+    assert "processes/b.json" in [row["what"] for row in found["not_looked_at"]]
     lines = screen.text(found, width).splitlines()
     assert len(lines) < 60
     commands = [f"  {command}" for command in found["next"]]

@@ -179,7 +179,7 @@ class graph:
         self.stream_ctx.__enter__()
         try:
             self.cuda_graph.capture_begin(self._pool, self._mode, **self._options)
-        except BaseException:
+        except BaseException:  # whatever it is goes on; but the stream must not stay entered, also at Ctrl-C
             self.stream_ctx.__exit__(None, None, None)
             raise
 

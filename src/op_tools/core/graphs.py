@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import torch
 
-from op_tools.output.messages import say_limit_once
+from op_tools.output.messages import say_not_seen_once
 
 captures: list[None] = []  # one entry for each capture under way: asked at every call, so it costs no function call
 # the questions below would raise without a driver; torch.cuda.is_available() may speak of another accelerator (ditorch)
@@ -100,7 +100,7 @@ def _ending(capture_end: Callable[..., Any]) -> Callable[..., Any]:
 def _told(replay: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(replay)
     def told(self: Any) -> Any:
-        say_limit_once(
+        say_not_seen_once(
             "replay",
             text="a CUDA graph is replayed: the tools do not see its kernels; run without graphs to see their ops",
         )

@@ -41,7 +41,9 @@ def through_tools(
         return func(*args, **kwargs)
     reason = reason_to_leave_alone(place)
     if reason is not None:
-        messages.say_limit_once("left alone", reason, text=f"op_tools leaves {plan.name} and the like alone: {reason}")
+        messages.say_not_seen_once(
+            "left alone", reason, text=f"op_tools leaves {plan.name} and the like alone: {reason}"
+        )
         return func(*args, **kwargs)
     if not plan.announced and place is DEVICE and not plan.announce():
         plans[plan.key] = None

@@ -126,14 +126,14 @@ class _Waiting:
         self._stopping.start()
         self._stopping.join(GRACE_SECONDS)
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # any object may stand there; the process ends either way
                 stream.flush()
         _end()
 
 
 def _end() -> None:
     """Ends the process by the signal itself, so that its status tells. Python lets only the main thread ask for it."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # a system without such a library: the exit status below has to do
         ctypes.CDLL(None).signal(signal.SIGTERM, None)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1)  # any thread may be the one to get it

@@ -13,7 +13,6 @@ from typing import Any, Callable, ClassVar, TypeVar, Union, cast
 
 from op_tools import settings
 from op_tools.core import running, spelling
-from op_tools.core.choices import numbers
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.running import Watched
 from op_tools.core.session import this_threads_session
@@ -125,7 +124,7 @@ class Tool(Watcher[State, Kept]):
         self._entered.append(self._joined is None)
         try:
             return self.start()
-        except BaseException:
+        except BaseException:  # whatever it is goes on, also Ctrl-C; Python will not call __exit__ then
             self._entered.pop()
             raise
 
@@ -167,7 +166,7 @@ class Tool(Watcher[State, Kept]):
         self._joined, self.active, self.was_awake, self._was_started = watched, True, False, True
         try:
             running.add(self, watched)
-        except BaseException:
+        except BaseException:  # whatever it is goes on, also Ctrl-C; a tool that has half joined must not stay
             self._joined, self.active = None, False
             running.remove(self, watched)
             raise
@@ -189,10 +188,10 @@ class Tool(Watcher[State, Kept]):
             )
         self.selection = selection(self.prefix, ops, skip, shares=not self.changes)
         self.out = settings.OUT.get() if out is None else Path(out)
-        self.steps = numbers("steps", steps, settings.STEPS)
+        self.steps = settings.numbers("steps", steps, settings.STEPS)
         self.verbose = settings.VERBOSE.get() if verbose is None else verbose
         self.print_stack = settings.PRINT_STACK.get()
-        wanted_ranks = numbers("ranks", ranks, settings.RANKS)
+        wanted_ranks = settings.numbers("ranks", ranks, settings.RANKS)
         if wanted_ranks is None or this_rank() in wanted_ranks:
             return True
         if self.verbose >= 1 and this_rank() == 0 and not any(rank in wanted_ranks for rank in range(world_size())):

@@ -94,15 +94,22 @@ def selection(prefix: str, ops: Ops | None, skip: Ops | None, shares: bool = Tru
 
     `shares`: where these are unset, OP_TOOLS_LIST and OP_TOOLS_DISABLE_LIST stand in for them.
     """
-    prefixes = (prefix, "OP_TOOLS") if shares else (prefix,)
-    only = _from_environment("LIST", prefixes) if ops is None else _from_argument(ops)
-    unwanted = _from_environment("DISABLE_LIST", prefixes) if skip is None else _from_argument(skip)
-    return Selection(only, unwanted or [], f"{prefix}_LIST or {prefix}_DISABLE_LIST")
+    names = [f"{prefix}_LIST", f"{prefix}_DISABLE_LIST"]
+    if shares:
+        names = [_set_one(name, name.replace(prefix, "OP_TOOLS", 1)) for name in names]
+    only = _from_environment(names[0]) if ops is None else _from_argument(ops)
+    unwanted = _from_environment(names[1]) if skip is None else _from_argument(skip)
+    return Selection(only, unwanted or [], " or ".join(names))
 
 
-def _from_environment(suffix: str, prefixes: Iterable[str]) -> list[str] | None:
-    texts = (os.environ.get(f"{prefix}_{suffix}") for prefix in prefixes)
-    return next((split(text) for text in texts if text is not None), None)
+def _set_one(own: str, shared: str) -> str:
+    """The variable that counts: the tool's own unless only the shared one is set."""
+    return shared if own not in os.environ and shared in os.environ else own
+
+
+def _from_environment(variable: str) -> list[str] | None:
+    text = os.environ.get(variable)
+    return None if text is None else split(text)
 
 
 def _from_argument(ops: Ops) -> list[str]:

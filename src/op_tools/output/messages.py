@@ -10,7 +10,7 @@ from typing import TextIO
 from op_tools import settings
 
 _said: set[tuple[str, ...]] = set()
-limits: list[str] = []  # what the tools did not look at, in words: for the record of a run
+not_seen: list[str] = []  # what the tools did not look at, in words: for the record of a run
 _lock = threading.Lock()
 
 
@@ -54,10 +54,10 @@ def say_once(*key: str, text: str) -> None:
         say(text)
 
 
-def say_limit_once(*key: str, text: str) -> None:
+def say_not_seen_once(*key: str, text: str) -> None:
     """The same for what the tools do not look at, which the record of a run tells as well."""
     if _first_time(key):
-        limits.append(text)
+        not_seen.append(text)
         if settings.VERBOSE.get() >= 1:
             say(text)
 
@@ -80,4 +80,4 @@ def forget() -> None:
     """Everything may be said again; the tests begin with it."""
     with _lock:
         _said.clear()
-        limits.clear()
+        not_seen.clear()

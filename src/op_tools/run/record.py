@@ -22,6 +22,7 @@ from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS
 from op_tools.core.tool import AnyTool
 from op_tools.output import messages, process
+from op_tools.storage import files
 
 SCHEMA = "ditorch.process/1"
 _SECONDS_BETWEEN = 10.0
@@ -51,10 +52,7 @@ class Record:
         found = {**self._facts(ended), "tools": [_plain(one.as_dictionary(_MAX_ROWS)) for one in results]}
         path = self._folder / "{host}-rank{rank}-pid{pid}.json".format(**process.identity())
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
-            temporary.replace(path)
+            files.put(str(path), [json.dumps(found, indent=1).encode()])
         except OSError as error:
             text = f"{path} cannot be written ({error.strerror}): the summary of the run lacks this process"
             messages.complain_once("record", text=text)
@@ -72,14 +70,14 @@ class Record:
             "torch": torch.__version__,
             "device": {**self._device, **_device()},
             "seed": torch.initial_seed(),
-            "limits": list(messages.limits),
+            "not_seen": list(messages.not_seen),
         }
 
 
 def _device() -> dict[str, Any]:
     """The accelerator, if the program has used it: asking would start it."""
     found: dict[str, Any] = {"cuda": torch.version.cuda, "hip": torch.version.hip}
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # not every backend tells, and each fails in its own way
         if torch.cuda.is_initialized():
             found["name"], found["count"] = torch.cuda.get_device_name(), torch.cuda.device_count()
     return found

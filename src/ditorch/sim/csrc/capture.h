@@ -66,7 +66,7 @@ struct Recording {
   std::vector<std::pair<RandomStatePtr, uint64_t>> random;  // the states that the graph knows, and how many numbers it draws
 };
 
-// Memory of graphs: what its tensors free goes to the next capture with the same pool, and to nobody else.
+// Memory of graphs: what its tensors free is reused only by captures with the same pool.
 class Pool {
  public:
   c10::Storage take(DeviceIndex device, size_t bytes) {

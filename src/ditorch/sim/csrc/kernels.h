@@ -25,7 +25,7 @@ inline void check_layout(std::optional<at::Layout> layout, std::optional<bool> p
   TORCH_CHECK(!c10::pinned_memory_or_default(pinned), "Only dense CPU tensors can be pinned");
 }
 
-// Memory that nobody has written to holds NaN, or the largest number, where deterministic algorithms are asked for.
+// Uninitialized memory is filled with NaN, or the largest number, where deterministic algorithms are asked for.
 inline Tensor filled_if_deterministic(Tensor tensor) {
   const auto& context = at::globalContext();
   if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) {

@@ -233,7 +233,7 @@ class PinnedMemory final : public c10::Allocator {
     std::lock_guard<std::mutex> lock(mutex_);
     return find(address) != nullptr;
   }
-  // A stream copies to or from there, and nobody waits for it. False where the memory is not pinned.
+  // An asynchronous copy of a stream uses this memory. False where it is not pinned.
   bool used_by_stream(const void* address) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto* block = find(address);

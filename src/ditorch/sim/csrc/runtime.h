@@ -139,7 +139,7 @@ inline void wait_for_current_stream(DeviceIndex device) {
   if (!clock.idle()) Clock::wait_until(clock.busy_until(device, current_stream[device]));
 }
 
-// Whether nobody need wait for anything.
+// Whether every stream is idle and no device has failed.
 inline bool is_at_rest() {
   return device_clock().idle() && device_health.load(std::memory_order_relaxed) == Health::good;
 }

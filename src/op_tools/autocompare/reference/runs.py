@@ -154,7 +154,7 @@ class Reference:
         if self._others is None:
             self._others = []
             for function, way in self._other_ways if self.ways.chosen is not None else ():
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # the CPU may lack a kernel for it: one way less to be right
                     self._others.append(self._run(way, function))
         for again, gradients in self._others:
             value = part.of(again, gradients)
