@@ -49,7 +49,7 @@ class _Site:
         self.staged = list(staging.grouped(tensors, [number for number in wanted if number not in at_once]))
 
 
-_Label = tuple[int, int, int]  # description, forward_id, step
+_Label = tuple[int, int, int, int]  # description, forward_id, step, order
 
 
 class Statistics:
@@ -61,6 +61,7 @@ class Statistics:
     def __init__(self, tool: AnyTool) -> None:
         self._out = tool.out
         self._tells = tool.verbose == 2
+        self._sees_cpu = tool.sees_cpu
         self._writer = Writer("OpCapture", is_excused=failure.is_noticed)
         self._weights = Weights()
         self._lock = threading.Lock()
@@ -72,6 +73,7 @@ class Statistics:
         self._repeated: list[tuple[_Label, bytes]] = []  # records whose numbers are those of others
         self._unsettled = 0  # records since the repeated ones were written
         self._calls = 0
+        self._order = 0
         self._flushed = time.monotonic()
         # in the writer's thread
         self._pack: Pack | None = None
@@ -128,7 +130,8 @@ class Statistics:
     def _add(self, call: OpCall, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         key, tensors, addresses = self._note(args, kwargs)
         # without a tensor on a device among its arguments, this may turn out to be no call of ours
-        if not tensors or (part == "input" and tensors[0].is_cpu and all(tensor.is_cpu for tensor in tensors)):
+        is_doubtful = part == "input" and tensors and tensors[0].is_cpu and not self._sees_cpu
+        if not tensors or (is_doubtful and all(tensor.is_cpu for tensor in tensors)):
             return
         with_gradients = torch.is_grad_enabled()
         with self._lock:
@@ -146,7 +149,8 @@ class Statistics:
                 if site is None:
                     site = self._sites[place] = _Site(len(self._sites), tensors, known)
                     self._writer.add(partial(self._describe, _description(call, part, args, kwargs)))
-                label = (site.number, call.id, call.step)
+                self._order += 1
+                label = (site.number, call.id, call.step, self._order)
                 self._digest(site, tensors, addresses, label)
                 self._repeats.remember(call, tensors, found, site.number)
                 if found is not None:
@@ -207,7 +211,7 @@ class Statistics:
 
     def _file(self) -> Pack:
         if self._pack is None:
-            head = {**process.identity(), "torch": torch.__version__}
+            head = {**process.identity(), "torch": torch.__version__, "sketch": digest.SKETCH_VERSION}
             path = paths.capture_statistics(self._out)
             self._pack = Pack(path, head)
             self._files.append(str(path))
@@ -238,7 +242,7 @@ class Statistics:
 
     def _write_repeated(self, repeated: list[tuple[_Label, bytes]]) -> None:
         """Also where there are none: a reader may then forget what came before."""
-        lines = torch.empty(0, 7, dtype=torch.int64, device="cpu")
+        lines = torch.empty(0, 8, dtype=torch.int64, device="cpu")
         if repeated:
             origins = torch.frombuffer(bytearray().join(found for _, found in repeated), dtype=torch.int64)
             labels = _spread([label for label, _ in repeated], [len(found) // 32 for _, found in repeated])

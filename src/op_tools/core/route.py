@@ -34,6 +34,8 @@ def through_tools(
     kwargs: dict[str, Any],
 ) -> Any:
     """One call on its way to the tools that are concerned."""
+    if _is_inside_kernel():
+        return func(*args, **kwargs)
     place = place_of(args)
     if kwargs and place is not DEVICE:
         place = place_of(kwargs.values()) or place
@@ -241,6 +243,15 @@ def _plain(kind: type) -> bool:
             getattr(kind, "__torch_dispatch__", None) is getattr(Tensor, "__torch_dispatch__", None)
         ) and kind.__torch_function__.__func__ is Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
     return plain
+
+
+_is_excluded: Callable[[Any], bool] = getattr(torch._C, "_dispatch_tls_is_dispatch_key_excluded", lambda key: False)
+_BELOW_AUTOGRAD = getattr(torch._C.DispatchKey, "AutogradOther", None)
+
+
+def _is_inside_kernel() -> bool:
+    """Whether a kernel that is written in Python is at work, as backward calls it: what it calls is no call of ours."""
+    return _is_excluded(_BELOW_AUTOGRAD) and not torch.is_inference_mode_enabled()
 
 
 _functorch: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)

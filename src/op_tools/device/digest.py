@@ -22,6 +22,7 @@ from op_tools.device.queues import queue_of
 NARROW, WIDE = 512, 4096  # elements in a row
 _LARGE = 65_536  # elements of a tensor from which its rows are wide: there are fewer of them for the host
 SKETCH = 4  # numbers of the projection
+SKETCH_VERSION = 1  # in the head of every file: only sketches of one version can be compared
 
 
 def width(length: int) -> int:

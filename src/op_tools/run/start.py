@@ -31,7 +31,10 @@ def start(backend: str, command: str | None) -> None:
     tools = []
     for name in settings.TOOLS.get():
         # `ditorch run` makes the tools silent, since its summary says it all; what OpObserve prints is its purpose
-        tool = _TOOLS[name](verbose=max(1, settings.VERBOSE.get()) if name == "observe" else None).start()
+        tool = _TOOLS[name](verbose=max(1, settings.VERBOSE.get()) if name == "observe" else None)
+        # a run on the plain CPU is what others are compared with
+        tool.sees_cpu = backend == "cpu" and name == "capture"
+        tool.start()
         if not tool.verbose:  # else it has done so itself
             spelling.check(type(tool).__name__, tool.selection, [one.prefix for one in _TOOLS.values()])
         tools.append(tool)

@@ -27,14 +27,17 @@ from op_tools.output import paths
 from op_tools.storage.archive import bytes_at
 from op_tools.storage.files import check_regular, write_all
 
-_MAGIC = b"op_tools statistics 1\n"
+_MAGIC = b"op_tools statistics 2\n"
+_MAGICS = {_MAGIC: 2, b"op_tools statistics 1\n": 1}
 _BLOCK = struct.Struct("<cLL")  # kind, length, checksum
 _DESCRIPTION, _TABLE, _REPEATED = b"D", b"T", b"R"
-# description, forward_id, step, number of the tensor in the description; elements, NaN, infinities, checksum; then
-# min, max, mean, std, norm, sketch
-_LINE = struct.Struct(f"<8q{5 + SKETCH}d")
-# the first four again, and of an earlier line since the last such block: description, forward_id, number
-_REPEATED_LINE = struct.Struct("<7q")
+# description, forward_id, step, order, number of the tensor in the description; elements, NaN, infinities, checksum;
+# then min, max, mean, std, norm, sketch
+_LINE = struct.Struct(f"<9q{5 + SKETCH}d")
+# the first five again, and of an earlier line since the last such block: description, forward_id, number
+_REPEATED_LINE = struct.Struct("<8q")
+# layout 1 had no order
+_LINE_1, _REPEATED_LINE_1 = struct.Struct(f"<8q{5 + SKETCH}d"), struct.Struct("<7q")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class TensorRecord:
     place: str  # among the arguments or results, as the tables have it: [0], [1][2], weight
     forward_id: int
     step: int
+    order: int  # in which inputs, outputs and gradients came in this process, in backward too; 0 in files of layout 1
     source: str
     module: str
     shape: tuple[int, ...]
@@ -80,7 +84,7 @@ class Pack:
         self._append(_DESCRIPTION, json.dumps(description, ensure_ascii=False).encode(errors="backslashreplace"))
 
     def add(self, lines: Tensor) -> None:
-        """Lines of eight integers, and of floating-point numbers whose bits are given as integers."""
+        """Lines of nine integers, and of floating-point numbers whose bits are given as integers."""
         lines = lines.contiguous()
         self._append(_TABLE, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
         self.records += len(lines)
@@ -154,25 +158,41 @@ def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
         return
     descriptions: list[dict[str, Any]] = []
     known: dict[tuple[int, int, int], tuple[Any, ...]] = {}
-    for kind, content in _blocks(path):
+    for layout, kind, content in _blocks(path):
         if kind == _DESCRIPTION:
             descriptions.append(json.loads(content))
         elif kind == _TABLE:
-            for line in _LINE.iter_unpack(content):
-                known[line[0], line[1], line[3]] = line
+            for line in _lines(content, layout):
+                known[line[0], line[1], line[4]] = line
                 yield _record(descriptions, line)
         elif kind == _REPEATED:
-            for *call, description, forward_id, number in _REPEATED_LINE.iter_unpack(content):
-                yield _record(descriptions, (*call, *known[description, forward_id, number][4:]))
+            for *call, description, forward_id, number in _repeated_lines(content, layout):
+                yield _record(descriptions, (*call, *known[description, forward_id, number][5:]))
             known.clear()
 
 
-def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
+def _lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
+    if layout == 2:
+        yield from _LINE.iter_unpack(content)
+        return
+    for line in _LINE_1.iter_unpack(content):
+        yield (*line[:3], 0, *line[3:])
+
+
+def _repeated_lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
+    if layout == 2:
+        yield from _REPEATED_LINE.iter_unpack(content)
+        return
+    for line in _REPEATED_LINE_1.iter_unpack(content):
+        yield (*line[:3], 0, *line[3:])
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
+    """The file's layout, and the kind and content of each block."""
     try:
         check_regular(path)
         with open(path, "rb") as file:
-            if file.readline(len(_MAGIC)) != _MAGIC:
-                raise CaptureError(f"{path} cannot be used: it holds no statistics that OpCapture wrote")
+            layout = _layout(path, file.readline(len(_MAGIC)))
             file.readline()
             while True:
                 place = file.tell()
@@ -185,16 +205,24 @@ def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
                     return  # the process ended here
                 if zlib.crc32(content) != checksum:
                     raise CaptureError(f"{path} is damaged at byte {place}: what comes after it cannot be read")
-                yield kind, content
+                yield layout, kind, content
     except OSError as error:
         raise CaptureError(f"{path} cannot be used: {error.strerror}") from None
 
 
+def _layout(path: Path, magic: bytes) -> int:
+    if magic in _MAGICS:
+        return _MAGICS[magic]
+    if magic.startswith(_MAGIC[:-2]):
+        raise CaptureError(f"{path} cannot be used: a later release of op_tools wrote it")
+    raise CaptureError(f"{path} cannot be used: it holds no statistics that OpCapture wrote")
+
+
 def _record(descriptions: list[dict[str, Any]], line: tuple[Any, ...]) -> TensorRecord:
-    description, forward_id, step, number, numel, nan, infinite, checksum, *numbers = line
+    description, forward_id, step, order, number, numel, nan, infinite, checksum, *numbers = line
     call = descriptions[description]
     tensor = {"note": "", **call["tensors"][number], "shape": tuple(call["tensors"][number]["shape"])}
     place = {"op": call["op"], "source": call["source"], "module": call["module"]}
     counts = {"numel": numel, "nan": nan, "inf": infinite, "checksum": checksum % 2**64}
     about_numbers = dict(zip(("min", "max", "mean", "std", "norm"), numbers), sketch=tuple(numbers[5:]))
-    return TensorRecord(forward_id=forward_id, step=step, **place, **tensor, **counts, **about_numbers)
+    return TensorRecord(forward_id=forward_id, step=step, order=order, **place, **tensor, **counts, **about_numbers)

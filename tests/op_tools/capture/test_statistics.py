@@ -123,7 +123,7 @@ def test_the_same_numbers_wherever_the_tensor_lies_in_the_batch(way, device):
     others = [torch.randn(size, device=device) for size in (3, 5000, 512)]
     alone, *_ = records(tensor)
     *_, behind = records(*others, tensor)
-    strip = {"forward_id": 0, "source": "", "step": 0}
+    strip = {"forward_id": 0, "order": 0, "source": "", "step": 0}
     assert replace(alone, **strip) == replace(behind, **strip)
 
 
@@ -199,7 +199,7 @@ def test_one_bit_is_seen(way, device, dtype):
 def test_equal_tensors_have_equal_records(way, device):
     tensor = torch.randn(30, 70, device=device)
     one, other, strided = records(tensor, tensor.clone(), tensor.t().contiguous().t())
-    strip = {"forward_id": 0, "source": "", "step": 0}
+    strip = {"forward_id": 0, "order": 0, "source": "", "step": 0}
     assert replace(one, **strip) == replace(other, **strip) == replace(strided, **strip)
 
 
@@ -454,7 +454,7 @@ def test_a_reader_need_not_remember_everything(device, monkeypatch):
         for _ in range(50):
             x.neg()
     (path,) = packs()
-    assert [kind for kind, _ in pack._blocks(path)].count(pack._REPEATED) >= 4
+    assert [kind for _, kind, _ in pack._blocks(path)].count(pack._REPEATED) >= 4
     assert len(list(pack.read(path))) == 100
 
 
