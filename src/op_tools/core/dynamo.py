@@ -8,6 +8,7 @@ or, worse, hides the op from the tools. Each function of ours that torch or the 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Callable, TypeVar, cast
 
 import torch
@@ -54,3 +55,21 @@ def _outside_of_compiled_code(function: Callable[..., Any]) -> Callable[..., Any
 
     _eval_frame.skip_code(unseen.__code__)
     return functools.wraps(function)(unseen)
+
+
+_LIMITS = (("recompile_limit", "cache_size_limit"), ("accumulated_recompile_limit", "accumulated_cache_size_limit"))
+_raised: dict[str, int] = {}  # what we have set
+
+
+def make_room() -> None:
+    """Lets Dynamo compile each function twice as often before it gives up and runs it eagerly.
+
+    It compiles for the modes that are on: once more for ours, and what was compiled before is there again afterwards.
+    At its limit the user's code would run eagerly under a tool, or after one, and round otherwise.
+    """
+    config = sys.modules.get("torch._dynamo.config")
+    for names in _LIMITS if config is not None else ():
+        name = next((name for name in names if hasattr(config, name)), None)  # older releases have the second
+        if name is not None and getattr(config, name) != _raised.get(name):
+            _raised[name] = 2 * getattr(config, name)
+            setattr(config, name, _raised[name])

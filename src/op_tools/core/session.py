@@ -77,6 +77,8 @@ class Session:
                 _soon(self._catch_up)
             return
         awake = bool(self._awake())
+        if awake is (self._mode is None):
+            dynamo.make_room()
         if awake and self._mode is None:
             self._mode = Mode(self)
             _put_under_the_stack(self._mode)

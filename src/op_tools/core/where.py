@@ -17,7 +17,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 from torch.nn import Module
+
+from op_tools.core import compiled_code
+from op_tools.core.compiled_code import Origin
 
 _OWN_FOLDERS = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -28,12 +32,16 @@ _OWN_FOLDERS = (
     ),
 )
 _is_users_file: dict[str, bool] = {}
+_generated_files: set[str] = set()  # those among them that torch.compile has written
 # the function that runs a module's forward; its local `self` is the module
 _CALLS_FORWARD = Module._call_impl.__code__
 
 # by the id of its code object and the instruction: that code object, and the formatted line
 _lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
 MAX_LINES = 20_000
+
+# by the id of a code object of torch.compile's and the instruction: that code object, and what it was made from
+_origins: dict[tuple[int, int], tuple[CodeType, Origin | None]] = {}
 
 # id of a module: the module, and its path from the outermost module that was running when it was first seen
 _paths: dict[int, tuple[weakref.ref[Module], str]] = {}
@@ -62,7 +70,8 @@ class Where:
         known = _lines.get(key)
         if known is None or known[0] is not self._code:
             file, number = self._code.co_filename, self.line_number()
-            text = f"{file}:{number} {self._code.co_name}: {linecache.getline(file, number).strip()}"
+            function = compiled_code.users_name(self._code.co_name)
+            text = f"{file}:{number} {function}: {linecache.getline(file, number).strip()}"
             text = text.encode(errors="backslashreplace").decode()  # a path may hold bytes that are no characters
             if len(_lines) >= MAX_LINES:
                 _lines.clear()
@@ -127,7 +136,14 @@ def for_helper() -> tuple[Any, ...]:
 
 
 def words(code: CodeType, instruction: int, module: Any) -> tuple[str, str]:
-    """The line and the module, for the helper."""
+    """The line and the module, for the helper. The code is running."""
+    if code.co_filename in _generated_files:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        found = None if frame is None else _in_compiled_code(frame, False)
+        if found is not None:
+            return found.line(), found.module
     where = Where(code, instruction, "" if module is None else _path_of_module(module), None)
     return where.line(), where.module
 
@@ -147,13 +163,59 @@ def here(with_stack: bool = False) -> Where:
         elif users is None:
             is_users = files.get(code.co_filename)
             if is_users is None:
-                is_users = files[code.co_filename] = not code.co_filename.startswith(_OWN_FOLDERS)
-            users = frame if is_users else None
+                is_users = files[code.co_filename] = _classified(code.co_filename)
+            users = frame if is_users or code is compiled_code.RUNS_NODE else None
         frame = frame.f_back
     if users is None:
         return NOWHERE
+    if users.f_code.co_filename in _generated_files or users.f_code is compiled_code.RUNS_NODE:
+        compiled = _in_compiled_code(users, with_stack)
+        if compiled is not None:
+            return compiled
     stack = "".join(traceback.format_stack(users)) if with_stack else None
     return Where(users.f_code, users.f_lasti, "" if module is None else _path_of_module(module), stack)
+
+
+def _classified(file: str) -> bool:
+    """Whether a file is the user's, or stands for it: what torch.compile has written for it."""
+    if compiled_code.is_generated(file):
+        _generated_files.add(file)
+        return True
+    return not file.startswith(_OWN_FOLDERS)
+
+
+def _in_compiled_code(frame: FrameType, with_stack: bool) -> Where | None:
+    """The user's code that a frame of compiled code stands for; None where torch does not tell."""
+    key = (id(frame.f_code), frame.f_lasti)
+    known = _origins.get(key)
+    if known is None or known[0] is not frame.f_code or frame.f_code is compiled_code.RUNS_NODE:
+        if len(_origins) >= MAX_LINES:
+            _origins.clear()
+        known = _origins[key] = (frame.f_code, compiled_code.origin(frame, _OWN_FOLDERS))
+    origin = known[1]
+    if origin is None:
+        return None
+    found = RecordedWhere(origin.text(), _module_of(origin, frame))
+    found.stack = "".join(traceback.format_stack(frame)) if with_stack else None
+    return found
+
+
+def _module_of(origin: Origin, frame: FrameType | None) -> str:
+    """The module that a node was in. In forward, what is running tells which one of those that share a graph it is."""
+    running: Any = None
+    while frame is not None and running is None:
+        if frame.f_code is _CALLS_FORWARD and not isinstance(frame.f_locals.get("self"), GraphModule):
+            running = frame.f_locals.get("self")
+        frame = frame.f_back
+    if not isinstance(running, Module):
+        return origin.path or origin.module_class
+    if not origin.path:
+        return _path_of_module(running)
+    try:
+        part = running.get_submodule(origin.path)
+    except AttributeError:
+        return origin.path
+    return _path_of_module(part) if type(part).__name__ == origin.module_class else origin.path
 
 
 def _path_of_module(module: Any) -> str:
@@ -169,7 +231,9 @@ def _path_of_module(module: Any) -> str:
     if not isinstance(root, Module) or not isinstance(module, Module):
         return ""
     for name, part in root.named_modules():
-        _paths[id(part)] = (weakref.ref(part), name or type(part).__name__)
+        # torch.compile puts a module of its own around the user's
+        plain = ".".join(step for step in name.split(".") if step != "_orig_mod")
+        _paths[id(part)] = (weakref.ref(part), plain or type(part).__name__)
     # a module that its parent does not list, such as one kept in a plain list
     if id(module) not in _paths or _paths[id(module)][0]() is not module:
         _paths[id(module)] = (weakref.ref(module), type(module).__name__)

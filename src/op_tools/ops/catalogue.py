@@ -243,10 +243,12 @@ _TORCH_NO_OPS = _words(
     is_same_size is_signed is_storage is_tensor is_vulkan_available numel promote_types result_type
     set_default_device typename"""
 )
-# These methods and functions; property reads, `torch.Tensor.grad.__set__`; profiler marks; what torch keeps to itself.
+# These methods and functions; property reads, `torch.Tensor.grad.__set__`; profiler marks; what torch keeps to itself;
+# the autograd.Function around a compiled graph, whose ops are seen.
 NO_OPS = re.compile(
     rf"torch\.Tensor\.({'|'.join(_TENSOR_NO_OPS)})|torch\.({'|'.join(map(re.escape, _TORCH_NO_OPS))})"
     r"|.*\.__(get|set|delete)__|profiler\..*|torch\._C\.(?!_nn|_linalg|_fft|_special).*"
+    r"|torch\._functorch\..*CompiledFunction(Backward)?\.apply"
 )
 
 # They may bring a tensor from the CPU to the accelerator. All others leave CPU tensors on the CPU.

@@ -1,0 +1,136 @@
+"""Where a call in compiled code comes from: torch.compile keeps the user's line and module of each node of a graph.
+
+Ops of a graph that runs op by op (aot_eager) are called by generated Python, or by fx's interpreter: both are traced
+back to the node. Inductor's generated code calls the kernels of libraries: Inductor has a map of its lines.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from types import FrameType
+from typing import Any, NamedTuple
+
+from torch import fx
+
+_GRAPH_FILE = "<eval_with_key>"  # how fx names the code that it generates, with a number
+RUNS_NODE = fx.Interpreter.run_node.__code__  # its local `n` is the node
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)\n(?: {4}(?P<code>.*))?')
+# L['self'].layers[0].attn, L['self']._modules['layers']._modules['0'], getattr(L['self'].layers, '0'), L__self___head
+_ROOT = re.compile(r"(?:[LG]\['\w+'\]|self|L__self___?)\.?")
+_MEMBER = re.compile(r"\._modules\['([^']+)'\]|\['?([^'\]]+)'?\]")
+
+
+# Dynamo continues a function after a break in a function of its own
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_\d+")
+
+
+class Origin(NamedTuple):
+    """What a piece of compiled code was made from. `path`: of the module, from the one that was compiled."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+    path: str = ""
+    module_class: str = ""
+    is_backward: bool = False
+
+    def text(self) -> str:
+        """`path/norm.py:26 manual_rms_norm: return weight * my_input`, with a mark for the backward pass."""
+        mark = "  (its backward)" if self.is_backward else ""
+        return f"{self.file}:{self.line} {self.function}: {self.code}{mark}"
+
+
+def is_generated(file: str) -> bool:
+    """Whether torch.compile has written this file."""
+    return file.startswith(_GRAPH_FILE) or file in _line_maps()
+
+
+def origin(frame: FrameType, own_folders: tuple[str, ...]) -> Origin | None:
+    """Of what a frame of generated code is doing now; None where torch does not tell."""
+    if frame.f_code is RUNS_NODE:
+        return of_node(frame.f_locals.get("n"), own_folders)
+    file = frame.f_code.co_filename
+    if file.startswith(_GRAPH_FILE):
+        return of_node(_node_in(frame), own_folders)
+    return of_generated_line(file, frame.f_lineno, own_folders)
+
+
+def of_node(node: Any, own_folders: tuple[str, ...]) -> Origin | None:
+    """Of a node of a graph: the user's line, and the module whose forward it was in."""
+    if not isinstance(node, fx.Node):
+        return None
+    found = of_stack(node.meta.get("stack_trace") or "", own_folders)
+    if found is None:
+        return None
+    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path, kind = "", ""
+    if modules:
+        entry = list(modules.values())[-1]
+        path, kind = _plain_path(str(entry[0])), str(getattr(entry[1], "__name__", entry[1])).rpartition(".")[2]
+    return found._replace(path=path, module_class=kind, is_backward=_is_backward(node))
+
+
+def of_generated_line(file: str, line: int, own_folders: tuple[str, ...]) -> Origin | None:
+    """Of a line of Inductor's generated code."""
+    map_of_file = _line_maps().get(file)
+    if not map_of_file:
+        return None
+    lines, stacks = map_of_file
+    known = [stack for start, stack in zip(lines, stacks) if start <= line and stack]
+    return of_stack(str(known[-1]), own_folders) if known else None
+
+
+def of_stack(text: str, own_folders: tuple[str, ...]) -> Origin | None:
+    """The innermost frame of a formatted stack that is the user's own; torch's, if there is no other."""
+    frames = list(_FRAME.finditer(text))
+    users = [frame for frame in frames if not frame["file"].startswith(own_folders)]
+    if not frames:
+        return None
+    frame = (users or frames)[-1]
+    return Origin(frame["file"], int(frame["line"]), users_name(frame["function"]), (frame["code"] or "").strip())
+
+
+def users_name(function: str) -> str:
+    """What the user calls a function that Dynamo has cut into parts."""
+    resumed = _RESUMED.fullmatch(function)
+    return resumed[1] if resumed else function
+
+
+def _line_maps() -> dict[str, Any]:
+    """Inductor's maps from lines of generated files to stacks; empty where Inductor was never used."""
+    module = sys.modules.get("torch._inductor.codecache")
+    return getattr(getattr(module, "PyCodeCache", None), "linemaps", {})
+
+
+def _node_in(frame: FrameType) -> fx.Node | None:
+    """The node that a GraphModule's generated `forward` has come to."""
+    module: Any = frame.f_locals.get("self")
+    if not isinstance(module, fx.GraphModule):
+        return None
+    nodes = list(module.graph.nodes)
+    numbers, start = getattr(module, "_lineno_map", None), getattr(module, "_prologue_start", None)
+    if numbers is not None and start is not None:
+        number = numbers.get(frame.f_lineno - start)
+        return nodes[number] if number is not None and number < len(nodes) else None
+    # older releases have no map: a line begins with the name of its node
+    names = {node.name: node for node in nodes}
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return names.get(line.partition("=")[0].strip())
+
+
+def _plain_path(path: str) -> str:
+    attribute = re.fullmatch(r"getattr\((.*), '(\w+)'\)", path)
+    while attribute:
+        path = f"{attribute[1]}.{attribute[2]}"
+        attribute = re.fullmatch(r"getattr\((.*), '(\w+)'\)", path)
+    root = _ROOT.match(path)
+    inside = path[root.end() :] if root else path
+    return _MEMBER.sub(lambda member: f".{member[1] or member[2]}", f".{inside}").strip(".")
+
+
+def _is_backward(node: fx.Node) -> bool:
+    """AOTAutograd's backward graphs take tangents."""
+    return any(other.op == "placeholder" and other.name.startswith("tangents") for other in node.graph.nodes)
