@@ -16,10 +16,21 @@ _COMMANDS = {
     "run": ("ditorch_cli.run:run", "Run a program written for CUDA on the accelerator that is here, without an edit."),
     "demo": ("ditorch_cli.demo:demo", "Train a small GPT with one broken kernel and watch the loss go wrong."),
     "replay": ("ditorch_cli.replay:command", "Run captured op calls again, timed and compared."),
+    "conformance": (
+        "ditorch_cli.conformance:conformance",
+        "Run PyTorch's own tests and ops on this accelerator; tables, causes, comparisons.",
+    ),
     "doctor": (
         "ditorch_cli.doctor:doctor",
         "Show which accelerators are here and whether the chosen one computes right.",
     ),
+}
+
+# where the base of a package's foreseen errors is
+_ERRORS = {
+    "ditorch.errors": "DitorchError",
+    "op_tools.errors": "OpToolsError",
+    "ditorch_conformance.errors": "ConformanceError",
 }
 
 
@@ -59,6 +70,6 @@ def main() -> None:
 
 def _is_foreseen(error: Exception) -> bool:
     """Whether it is an error of ours; their classes are asked for only where they can have been raised."""
-    modules = [sys.modules.get(name) for name in ("ditorch.errors", "op_tools.errors")]
-    classes = [getattr(modules[0], "DitorchError", ()), getattr(modules[1], "OpToolsError", ())]
+    modules = [sys.modules.get(name) for name in _ERRORS]
+    classes = [getattr(module, name, ()) for module, name in zip(modules, _ERRORS.values())]
     return any(isinstance(error, kind) for kind in classes)

@@ -52,7 +52,7 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise click.UsageError("Python was started with -I, -E or -S, and `ditorch run` cannot work under these.")
     command = [*_interpreter(is_module, program), *(["-m"] if is_module else []), program, *arguments]
-    environment = {**os.environ, **_environment(), **variables(tools)}
+    environment = {**os.environ, **run_variables(), **variables(tools)}
     if not environment.get("OP_TOOLS", "").strip():
         executable = shutil.which(command[0]) or command[0]
         os.execve(executable, command, environment)  # noqa: S606 - what the user asked to run
@@ -82,7 +82,7 @@ def _interpreter_options() -> list[str]:
     return [*options, *(["-u"] if getattr(sys.stdout, "write_through", False) else [])]
 
 
-def _environment() -> dict[str, str]:
+def run_variables() -> dict[str, str]:
     """What makes this program, and the Python processes that it starts, run autoload/sitecustomize.py."""
     before = os.environ.get("PYTHONPATH", "")
     others = [folder for folder in before.split(os.pathsep) if folder != _AUTOLOAD] if before else []

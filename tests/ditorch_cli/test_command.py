@@ -57,7 +57,9 @@ def test_every_command_has_help(command, name):
     assert output.startswith(f"Usage: ditorch {name} [OPTIONS]")
 
 
-@pytest.mark.parametrize("arguments", [[], ["run"], ["demo"], ["replay"], ["doctor"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["run"], ["demo"], ["replay"], ["doctor"], ["conformance"], ["conformance", "pytorch"]]
+)
 def test_help_does_not_import_torch(arguments):
     code = f"import sys, ditorch_cli; sys.argv = ['ditorch', *{arguments}, '--help']; ditorch_cli.main()"
     done = subprocess.run(

@@ -1,0 +1,195 @@
+"""`ditorch conformance …`: how good is this chip?
+
+ditorch conformance pytorch --source ~/pytorch test_torch test_view_ops
+ditorch conformance report conformance_pytorch --baseline conformance_cpu
+ditorch conformance diff before after
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Callable
+
+import click
+
+from ditorch_cli.conformance_progress import Screen
+from ditorch_cli.conformance_text import show_difference, show_summary
+from ditorch_cli.run import run_variables
+from ditorch_conformance import devices, known, page, pytorch_tests, summary, tables
+from ditorch_conformance import diff as diffs
+from ditorch_conformance.engines import Engine, LocalEngine
+from ditorch_conformance.journal import Journal
+from ditorch_conformance.process import Limits, Recipe
+from ditorch_conformance.runner import run
+from ditorch_shared.settings import number_of_bytes
+
+Command = Callable[..., Any]
+
+
+@click.group()
+def conformance() -> None:
+    """PyTorch's own tests and its list of ops on this accelerator, case by case; results and comparisons."""
+
+
+def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    try:
+        return number_of_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _run_options(command: Command) -> Command:
+    """What every run of cases has."""
+    for option in reversed(
+        (
+            click.option(
+                "--jobs", "-j", default=1, type=click.IntRange(1), show_default=True, help="Workers side by side."
+            ),
+            click.option("--timeout", default=120.0, show_default=True, help="Seconds that a case may take."),
+            click.option(
+                "--memory", default="8GiB", callback=_bytes, show_default=True, help="That a case may take; 0: any."
+            ),
+            click.option(
+                "--tries", default=2, type=click.IntRange(1), show_default=True, help="Attempts for what fails."
+            ),
+            click.option("--baseline", type=click.Path(path_type=Path), help="Results on the CPU, to compare with."),
+            click.option("--known", "known_file", type=click.Path(path_type=Path), help="A file of known failures."),
+            click.option("--update-known", is_flag=True, help="Write that file anew."),
+            click.option(
+                "--json", "as_json", is_flag=True, help="Print one JSON object (schema ditorch.conformance/1)."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@conformance.command()
+@click.option("--source", required=True, type=click.Path(path_type=Path), help="A checkout of PyTorch's sources.")
+@click.option(
+    "--device",
+    type=click.Choice(devices.ALL),
+    default=devices.CUDA,
+    show_default=True,
+    help="Classes for CUDA, for the accelerator under its own name, or for the CPU in plain torch.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: conformance_DEVICE]")
+@click.option("-k", "wanted", default="*", help="Only cases whose Class.name fits this pattern.")
+@_run_options
+@click.argument("files", nargs=-1)
+def pytorch(
+    source: Path,
+    device: str,
+    out: Path | None,
+    wanted: str,
+    jobs: int,
+    timeout: float,
+    memory: int,
+    files: Any,
+    **rest: Any,
+) -> None:
+    """Run PyTorch's own test FILES, unmodified, case by case; without FILES, the usual ones.
+
+    A case that crashes, hangs or eats memory costs only itself. The same command goes on where it was interrupted. The
+    exit code is 1 if a case fails that is not in the file of known failures.
+    """
+    folder = out or Path(f"conformance_{device}")
+    chosen = pytorch_tests.files(source, files or pytorch_tests.USUAL)
+    recipes = [(file, pytorch_tests.recipe(source, file, device, run_variables())) for file in chosen]
+    options = {"kind": "pytorch", "source": str(source.absolute()), "device": device, "wanted": wanted}
+    limits = Limits(timeout, memory=memory)
+    _run(recipes, folder, options, LocalEngine(jobs, limits, _made(folder)), wanted=wanted, **rest)
+
+
+def _run(
+    recipes: list[tuple[str, Recipe]],
+    folder: Path,
+    options: dict[str, Any],
+    engine: Engine,
+    *,
+    wanted: str,
+    tries: int,
+    baseline: Path | None,
+    known_file: Path | None,
+    update_known: bool,
+    as_json: bool,
+) -> None:
+    if update_known and known_file is None:
+        raise click.UsageError("--update-known needs --known FILE, the file to write.")
+    if baseline is not None:
+        tables.read(baseline)  # a mistake is said now and not after hours
+    already = known.read(known_file) if known_file else known.Known()
+    journal = Journal(folder, options)
+    try:
+        with Screen() as screen:
+            run(recipes, engine, journal, wanted=wanted, tries=tries, plan=screen.plan, progress=screen.advance)
+    except KeyboardInterrupt:
+        contents = journal.contents
+        message = f"Stopped after {len(contents.attempts):,} cases; the same command goes on from there."
+        click.echo(message, err=True)
+        sys.exit(130)
+    finally:
+        journal.close()
+        table = tables.read(folder)
+        tables.write(folder, table)
+        tables.put(folder / "report.html", page.page(table))
+    _tell(table, tables.read(baseline) if baseline else None, already, as_json)
+    if update_known and known_file is not None:
+        already.updated(table.results).write(known_file)
+    elif already.news(table.results):
+        sys.exit(1)
+
+
+@conformance.command()
+@click.argument("results", type=click.Path(path_type=Path))
+@click.option("--baseline", type=click.Path(path_type=Path), help="Results on the CPU, to compare with.")
+@click.option("--known", "known_file", type=click.Path(path_type=Path), help="A file of known failures.")
+@click.option(
+    "--html", type=click.Path(path_type=Path), help="Write a page: op x dtype, causes, every case; searchable."
+)
+@click.option("--markdown", is_flag=True, help="Print the table by file, as docs/conformance.md has it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema ditorch.conformance/1).")
+def report(
+    results: Path, baseline: Path | None, known_file: Path | None, html: Path | None, markdown: bool, as_json: bool
+) -> None:
+    """Sum up RESULTS: a run's folder, also of one under way, or a CSV, or the reference's published archive."""
+    table, compared = tables.read(results), tables.read(baseline) if baseline else None
+    if html is not None:
+        tables.put(html, page.page(table))
+    if markdown:
+        click.echo(summary.markdown(table, compared))
+    else:
+        _tell(table, compared, known.read(known_file) if known_file else known.Known(), as_json)
+
+
+@conformance.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema ditorch.conformance.diff/1).")
+def diff(before: Path, after: Path, as_json: bool) -> None:
+    """What AFTER gained and lost against BEFORE: folders of runs, CSV files, published archives, disabled tests.
+
+    The exit code is 1 if a case that passed before fails now.
+    """
+    found = diffs.compare(tables.read(before), tables.read(after))
+    if as_json:
+        click.echo(json.dumps(found.as_dictionary(), indent=1))
+    else:
+        show_difference(found)
+    sys.exit(1 if found.lost else 0)
+
+
+def _tell(table: tables.Table, baseline: tables.Table | None, already: known.Known, as_json: bool) -> None:
+    if as_json:
+        told = summary.as_dictionary(table, baseline)
+        told["news"] = [str(result.case) for result in already.news(table.results)]
+        click.echo(json.dumps(told, indent=1))
+    else:
+        show_summary(table, baseline, already)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

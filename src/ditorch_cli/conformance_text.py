@@ -1,0 +1,87 @@
+"""What `ditorch conformance` prints: a summary, a comparison."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from ditorch_conformance import summary
+from ditorch_conformance.causes import group, reproducer
+from ditorch_conformance.diff import Change, Difference
+from ditorch_conformance.known import Known
+from ditorch_conformance.tables import Table
+
+_MAX_ROWS = 20
+
+
+def show_summary(table: Table, baseline: Table | None, known: Known) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    files = summary.by_file(table.results)
+    grid = Grid("file", *summary.STATUSES, box=box.SIMPLE_HEAD, pad_edge=False)
+    for file, counted in sorted(files.items()):
+        grid.add_row(escape(file), *(f"{counted[status]:,}" for status in summary.STATUSES))
+    if len(files) > 1:
+        whole = Counter(result.status for result in table.results)
+        grid.add_row("all", *(f"{whole[status]:,}" for status in summary.STATUSES))
+    console.print(grid)
+    if table.never_run:
+        console.print(f"{len(table.never_run):,} cases were not reached; the same command runs them.")
+    if baseline is not None:
+        agreed = summary.agreement(table.results, baseline.results)
+        console.print(
+            f"Of {agreed.run:,} cases that pass in {escape(baseline.title)} and run here, {agreed.passed:,} pass "
+            f"({100 * agreed.share:.2f} %)."
+        )
+    _show_causes(table, console)
+    _show_known(table, known, console)
+
+
+def _show_causes(table: Table, console: Console) -> None:
+    causes = group(table.results)
+    if not causes:
+        return
+    console.print(f"\n[bold]{sum(cause.count for cause in causes):,} failures, {len(causes):,} causes[/]")
+    for cause in causes[:_MAX_ROWS]:
+        dtypes = ", ".join(cause.dtypes)
+        console.print(f"{cause.count:6,}  {cause.kind}  [bold]{escape(cause.raising)}[/]  {escape(cause.message)}")
+        console.print(f"        {escape(reproducer(cause.smallest.case))}{'  (' + dtypes + ')' if dtypes else ''}")
+    if len(causes) > _MAX_ROWS:
+        console.print(f"        … and {len(causes) - _MAX_ROWS:,} more; report.html and --json have all")
+
+
+def _show_known(table: Table, known: Known, console: Console) -> None:
+    if not known.patterns:
+        return
+    news, mended = known.news(table.results), known.mended(table.results)
+    console.print(f"\n{len(news):,} failures are not among the known ones.")
+    for result in news[:_MAX_ROWS]:
+        console.print(f"  new     {escape(str(result.case))}")
+    for pattern in mended[:_MAX_ROWS]:
+        console.print(f"  mended  {escape(pattern.text)}")
+
+
+def show_difference(found: Difference) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{found.same:,} cases are the same, {len(found.gained):,} gained, {len(found.lost):,} lost, "
+        f"{len(found.other):,} otherwise changed; {len(found.only_before):,} are only in the first, "
+        f"{len(found.only_after):,} only in the second."
+    )
+    _show_changes("gained", found.gained, console)
+    _show_changes("lost", found.lost, console)
+
+
+def _show_changes(word: str, changes: Sequence[Change], console: Console) -> None:
+    if not changes:
+        return
+    dtypes = ", ".join(f"{dtype} {count:,}" for dtype, count in Difference.by_dtype(changes).items())
+    console.print(f"\n[bold]{word}[/] by dtype: {dtypes}")
+    for change in changes[:_MAX_ROWS]:
+        console.print(f"  {escape(str(change.case))}: {change.before.status} -> {change.after.status}")
+    if len(changes) > _MAX_ROWS:
+        console.print(f"  … and {len(changes) - _MAX_ROWS:,} more; --json has all")

@@ -1,0 +1,137 @@
+"""Failures by root cause: what raised, and the message without what differs from case to case."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ditorch_conformance.results import CRASH, TIMEOUT, Case, Result, dtype_of, without_advice
+
+_MAX_MESSAGE = 160
+
+# What a message tells about the op that raised, by whose message it is.
+_RAISING = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"Could not run '(\w+::[\w.]+)'",  # PyTorch's dispatcher
+        r"operator '(\w+::[\w.]+)'",
+        r"\"(\w+)\" not implemented for",  # a kernel without this dtype
+        r"call (aclnn\w+) failed",  # Ascend
+        r"MLU (\w+) don't support",  # Cambricon
+        r"(CNNL \w+|CNNL error)",
+        r"(torch\.[\w.]+) (?:does not exist|is not available)",  # the redirect
+        r"(aten::[\w.]+)",
+    )
+)
+# In this order: the first that fits is the kind of a failure.
+_KINDS = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        # the device does what the test wants refused, or refuses it in other words
+        ("expected-error", r"Error not raised|does not match \"|Warning not triggered|no warning caught"),
+        (
+            "input-generator",
+            r"\"(random_|normal_|uniform_|bernoulli_)\w*\" not implemented|Inplace(Normal|Uniform|Random)",
+        ),
+        ("redirect", r"does not exist on|CUDA is not available|ATen_cuda library|_cuda_\w+'|without CUDA"),
+        ("harness", r"Comparing TensorOrArrayPair"),  # what compares the results fails on the device
+        (
+            "unsupported",
+            r"not implemented|n[o']t support|unsupported|only support|Could not run|NOT_SUPPORTED|no kernel|"
+            r"not available|cannot be larger than \d+ dimension|dimension should less than|promote dtype",
+        ),
+        ("wrong", r"not close|Mismatched elements|do not match|not equal|Scalars are not|!="),
+        ("memory", r"^MemoryError|out of memory|Cannot allocate|can't allocate|enforce fail at alloc"),
+    )
+)
+_GENERATORS = ("make_tensor", "_uniform_random_", "random_", "normal_", "uniform_")
+
+
+@dataclass
+class Cause:
+    """Failures that are probably one."""
+
+    kind: str
+    raising: str
+    message: str
+    results: list[Result] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return len(self.results)
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        return dict(Counter(filter(None, (dtype_of(result.case) for result in self.results))).most_common())
+
+    @property
+    def ops(self) -> dict[str, int]:
+        return dict(Counter(result.op for result in self.results if result.op).most_common())
+
+    @property
+    def smallest(self) -> Result:
+        """The quickest case; of equally quick ones, that with the shortest name."""
+        return min(self.results, key=lambda result: (round(result.seconds, 1), len(result.case.name), result.case))
+
+    def as_dictionary(self) -> dict[str, object]:
+        return {
+            "kind": self.kind,
+            "raising": self.raising,
+            "message": self.message,
+            "cases": self.count,
+            "dtypes": self.dtypes,
+            "ops": self.ops,
+            "reproducer": reproducer(self.smallest.case),
+        }
+
+
+def group(results: Iterable[Result]) -> list[Cause]:
+    """The failing ones by cause, the largest first."""
+    causes: dict[tuple[str, str, str], Cause] = {}
+    for result in results:
+        if result.is_failing:
+            key = kind_of(result), raising(result), without_numbers(result)
+            causes.setdefault(key, Cause(*key)).results.append(result)
+    return sorted(causes.values(), key=lambda cause: -cause.count)
+
+
+def kind_of(result: Result) -> str:
+    """Whose fault it looks like: one word."""
+    if result.status in (CRASH, TIMEOUT):
+        return result.status
+    if "kind" in result.details:  # the op matrix knows
+        return str(result.details["kind"])
+    if result.where.rpartition(":")[2] in _GENERATORS:
+        return "input-generator"
+    text = f"{result.info}: {result.message}"
+    return next((kind for kind, pattern in _KINDS if pattern.search(text)), "other")
+
+
+def raising(result: Result) -> str:
+    """The op that raised, as far as a message names it; otherwise the function that did, if it is not the test's."""
+    if "raising" in result.details:
+        return str(result.details["raising"])
+    found = next(filter(None, (pattern.search(result.message) for pattern in _RAISING)), None)
+    if found:
+        return found[1]
+    is_in_test = result.where.partition(":")[0] == result.case.file.rpartition("/")[2]
+    return result.info if is_in_test else result.where or result.info
+
+
+def without_numbers(result: Result) -> str:
+    """The first words of a message, without numbers, addresses, devices and dtypes."""
+    if result.status == CRASH:
+        return result.info
+    text = " ".join(without_advice(result.message).split())
+    text = re.sub(r"0x[0-9a-f]+", "#", text)
+    text = re.sub(r"tensor\(.*?\)(?=[ ,.]|$)", "tensor(…)", text)
+    text = re.sub(r"(?<![\w])-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
+    text = re.sub(r"#(, #)+", "#, …", text)
+    return f"{result.info}: {text[:_MAX_MESSAGE]}" if result.info else text[:_MAX_MESSAGE]
+
+
+def reproducer(case: Case) -> str:
+    """A command that shows the failure, to be run in PyTorch's folder `test`."""
+    return f"PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda ditorch run {case.file} {case.classname}.{case.name}"

@@ -1,0 +1,90 @@
+"""Known failures: a text file of patterns with reasons, so that CI fails on news only.
+
+    # reason in words, after the pattern
+    test_torch.py::TestTorchDeviceTypeCUDA.test_nondeterministic_alert_*  # sim's kernels are deterministic
+
+A pattern is matched against `file::Class.name`; `*` and `?` as in a shell.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ditorch_conformance.causes import kind_of, without_numbers
+from ditorch_conformance.errors import ConformanceError
+from ditorch_conformance.results import Case, Result
+from ditorch_conformance.tables import put
+
+_MAX_REASON = 100
+
+
+@dataclass(frozen=True)
+class Pattern:
+    text: str
+    reason: str
+
+    def matches(self, case: Case) -> bool:
+        return fnmatch.fnmatchcase(str(case), self.text)
+
+
+class Known:
+    """The patterns of a file, in its order."""
+
+    def __init__(self, patterns: Iterable[Pattern] = ()) -> None:
+        self.patterns = list(patterns)
+
+    def news(self, results: Iterable[Result]) -> list[Result]:
+        """Failures that no pattern is about."""
+        return [result for result in results if result.is_failing and self.reason(result.case) is None]
+
+    def mended(self, results: Iterable[Result]) -> list[Pattern]:
+        """Patterns all of whose cases were run and pass, skip or are flaky now."""
+        results = list(results)
+        about = {pattern: [result for result in results if pattern.matches(result.case)] for pattern in self.patterns}
+        return [pattern for pattern, found in about.items() if found and not any(r.is_failing for r in found)]
+
+    def reason(self, case: Case) -> str | None:
+        return next((pattern.reason for pattern in self.patterns if pattern.matches(case)), None)
+
+    def updated(self, results: Iterable[Result]) -> Known:
+        """Without what is mended and with a line for each new failure; patterns about other cases stay."""
+        results = list(results)
+        mended = self.mended(results)
+        kept = [pattern for pattern in self.patterns if pattern not in mended]
+        return Known([*kept, *(Pattern(_literal(result.case), _reason(result)) for result in self.news(results))])
+
+    def text(self) -> str:
+        return "".join(f"{pattern.text}  # {pattern.reason}\n" for pattern in self.patterns)
+
+    def write(self, path: Path) -> None:
+        put(path, f"# Known failures of `ditorch conformance`: pattern  # reason\n{self.text()}")
+
+
+def read(path: Path) -> Known:
+    """The file's patterns; none where there is no such file yet."""
+    if not path.exists():
+        return Known()
+    patterns = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        text, _, reason = line.partition("#")
+        if "::" not in text or not reason.strip():
+            raise ConformanceError(
+                f"{path} line {number} is not a known failure: {line.strip()!r}. "
+                "It must be 'file::Class.name  # reason', where * stands for anything."
+            )
+        patterns.append(Pattern(text.strip(), reason.strip()))
+    return Known(patterns)
+
+
+def _literal(case: Case) -> str:
+    return re.sub(r"([*?[])", r"[\1]", str(case))
+
+
+def _reason(result: Result) -> str:
+    return f"{kind_of(result)}: {without_numbers(result)}"[:_MAX_REASON].replace("#", "N")

@@ -1,0 +1,80 @@
+"""One run: which cases there are, a first attempt for each, a second for those that failed. Everything is resumable."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Callable
+
+from ditorch_conformance.engines import Engine, Found
+from ditorch_conformance.executor import Shard, not_imported
+from ditorch_conformance.journal import Journal
+from ditorch_conformance.process import Recipe
+from ditorch_conformance.results import FAILING, IMPORT, Attempt, Case
+
+_SHARD_CASES = 50
+
+Progress = Callable[[Attempt], None]
+Plan = Callable[[int], None]  # how many attempts are to come
+
+
+def run(
+    files: Sequence[tuple[str, Recipe]],
+    engine: Engine,
+    journal: Journal,
+    *,
+    wanted: str = "*",
+    tries: int = 2,
+    plan: Plan = lambda _: None,
+    progress: Progress = lambda _: None,
+) -> None:
+    """Runs every wanted case that the journal does not have; `wanted` is a pattern for `Class.name`.
+
+    Those that failed are run again, in fresh workers and after all others: a case may fail for what its neighbours have
+    left behind, or by chance.
+    """
+    contents = journal.contents
+
+    def found(file: str, cases: Found) -> None:
+        if isinstance(cases, list):
+            journal.add_cases(
+                file, [case for case in cases if fnmatch.fnmatch(f"{case.classname}.{case.name}", wanted)]
+            )
+        else:
+            journal.add_cases(file, [Case(file, "", IMPORT)])
+            journal.add(not_imported(file, cases))
+
+    def deliver(attempt: Attempt) -> None:
+        journal.add(attempt)
+        progress(attempt)
+
+    try:
+        engine.discover([(file, recipe) for file, recipe in files if file not in contents.cases], found)
+        for number in range(tries):
+            left = [
+                (
+                    file,
+                    recipe,
+                    [case for case in contents.cases.get(file, ()) if _is_due(contents.attempts, case, number)],
+                )
+                for file, recipe in files
+            ]
+            shards = [shard for file, recipe, cases in left for shard in _shards(file, recipe, cases)]
+            plan(sum(len(shard.cases) for shard in shards))
+            engine.run(shards, deliver)
+            engine.close()  # the next attempts are made by fresh workers
+    finally:
+        engine.close()
+
+
+def _is_due(attempts: dict[Case, list[Attempt]], case: Case, number: int) -> bool:
+    """Whether the case's attempt with this number, from 0, is still to be made."""
+    made = attempts.get(case, [])
+    return len(made) == number and (number == 0 or (made[-1].status in FAILING and case.name != IMPORT))
+
+
+def _shards(file: str, recipe: Recipe, cases: list[Case]) -> list[Shard]:
+    """Pieces that several workers can share."""
+    return [
+        Shard(file, recipe, tuple(cases[start : start + _SHARD_CASES])) for start in range(0, len(cases), _SHARD_CASES)
+    ]

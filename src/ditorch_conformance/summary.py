@@ -1,0 +1,111 @@
+"""Counts of results: by file, by op, by dtype; and the share of what passes on the CPU that passes here, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from ditorch_conformance.causes import group
+from ditorch_conformance.results import PASSED, SKIPPED, Result, dtype_of, portable
+from ditorch_conformance.tables import Table
+
+STATUSES = ("passed", "failure", "error", "crash", "timeout", "flaky", "skipped")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Of the cases that pass on the CPU: how many run here, and how many of these pass."""
+
+    run: int
+    passed: int
+
+    @property
+    def share(self) -> float:
+        return self.passed / self.run if self.run else 1.0
+
+
+def counts(results: Iterable[Result], key: Callable[[Result], str]) -> dict[str, Counter[str]]:
+    """Statuses by whatever `key` says of a result; what has no key is left out."""
+    found: dict[str, Counter[str]] = {}
+    for result in results:
+        name = key(result)
+        if name:
+            found.setdefault(name, Counter())[result.status] += 1
+    return found
+
+
+def by_file(results: Iterable[Result]) -> dict[str, Counter[str]]:
+    return counts(results, lambda result: result.case.file or "(no file)")
+
+
+def by_op(results: Iterable[Result]) -> dict[str, Counter[str]]:
+    return counts(results, lambda result: result.op)
+
+
+def by_dtype(results: Iterable[Result]) -> dict[str, Counter[str]]:
+    return counts(results, lambda result: dtype_of(result.case))
+
+
+def matrix(results: Iterable[Result]) -> dict[str, dict[str, Counter[str]]]:
+    """Statuses by op and dtype."""
+    found: dict[str, dict[str, Counter[str]]] = {}
+    for result in results:
+        dtype = dtype_of(result.case)
+        if result.op and dtype:
+            found.setdefault(result.op, {}).setdefault(dtype, Counter())[result.status] += 1
+    return found
+
+
+def agreement(results: Iterable[Result], baseline: Iterable[Result]) -> Agreement:
+    """Cases that this device skips by name (`@onlyCPU`) do not count, and neither do those that fail on the CPU."""
+    passing = {portable(result.case) for result in baseline if result.status == PASSED}
+    here = [result for result in results if result.status != SKIPPED and portable(result.case) in passing]
+    return Agreement(len(here), sum(result.status == PASSED for result in here))
+
+
+def as_dictionary(table: Table, baseline: Table | None = None) -> dict[str, Any]:
+    """Everything, for JSON (schema ditorch.conformance/1)."""
+    results = table.results
+    found: dict[str, Any] = {
+        "schema": "ditorch.conformance/1",
+        "title": table.title,
+        "options": table.options,
+        "cases": len(results),
+        "never_run": len(table.never_run),
+        "statuses": dict(Counter(result.status for result in results)),
+        "files": {name: dict(counted) for name, counted in by_file(results).items()},
+        "dtypes": {name: dict(counted) for name, counted in by_dtype(results).items()},
+        "ops": {name: dict(counted) for name, counted in sorted(by_op(results).items())},
+        "causes": [cause.as_dictionary() for cause in group(results)],
+    }
+    if baseline is not None:
+        agreed = agreement(results, baseline.results)
+        found["baseline"] = {"title": baseline.title, "run": agreed.run, "passed": agreed.passed, "share": agreed.share}
+    return found
+
+
+def markdown(table: Table, baseline: Table | None = None) -> str:
+    """The table by file, as the docs have it."""
+    head = ["file", "cases", "passed", "failed", "flaky", "skipped"]
+    files, of_baseline = by_file(table.results), {}
+    if baseline is not None:
+        head += ["pass on the CPU and run here", "of them pass"]
+        of_baseline = {file: [r for r in baseline.results if r.case.file == file] for file in files}
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for file, counted in sorted(files.items()):
+        mine = [result for result in table.results if result.case.file == file]
+        lines.append(_line(file, counted, agreement(mine, of_baseline[file]) if baseline else None))
+    whole = Counter(result.status for result in table.results)
+    lines.append(_line("all", whole, agreement(table.results, baseline.results) if baseline else None))
+    return "\n".join(lines)
+
+
+def _line(name: str, counted: Counter[str], agreed: Agreement | None) -> str:
+    failed = sum(counted[status] for status in ("failure", "error", "crash", "timeout"))
+    values = [name, f"{sum(counted.values()):,}", f"{counted['passed']:,}", f"{failed:,}"]
+    values += [f"{counted['flaky']:,}", f"{counted['skipped']:,}"]
+    if agreed is not None:
+        values += [f"{agreed.run:,}", f"{agreed.passed:,} ({100 * agreed.share:.2f} %)"]
+    return f"| {' | '.join(values)} |"

@@ -1,0 +1,220 @@
+"""What results become: files, causes, known failures, comparisons, a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tarfile
+from xml.etree import ElementTree
+
+import pytest
+
+import ditorch_cli
+from ditorch_conformance import causes, diff, known, page, summary, tables
+from ditorch_conformance.errors import ConformanceError
+from ditorch_conformance.results import Case, Result, dtype_of, portable
+
+
+def result(name, status="passed", message="", info="", classname="TestThingCUDA", file="test_thing.py", **more):
+    return Result(Case(file, classname, name), status, info, message, tries=(status,), **more)
+
+
+def failing(name, message, info="RuntimeError", **more):
+    return result(name, "error", message, info, **more)
+
+
+def test_the_name_of_a_case_without_its_device():
+    case = Case("test_ops.py", "TestCommonCUDA", "test_out_add_cuda_bfloat16")
+    same = Case("test_ops.py", "TestCommonPRIVATEUSE1", "test_out_add_privateuseone_bfloat16")
+    assert portable(case) == portable(same) == Case("test_ops.py", "TestCommon", "test_out_add_bfloat16")
+    assert dtype_of(case) == "bfloat16"
+    assert dtype_of(case._replace(name="test_cast_cuda_int64_float16")) == "float16"
+    assert dtype_of(case._replace(name="test_sum_cuda")) == ""
+
+
+@pytest.fixture
+def table():
+    return tables.Table(
+        "a run",
+        [
+            result("test_a_cuda"),
+            failing("test_b_cuda_float16", "\"random_\" not implemented for 'Half'", line=7, op="b", where="x.py:f"),
+            result("test_c_cuda", "skipped", "Only runs on cpu", "skip"),
+            result("test_d_cuda", "crash", '\x00 <b> & "quoted"\nsecond line', "SIGSEGV"),
+            result("test_e_cuda", "flaky"),
+        ],
+        [Case("test_thing.py", "TestThingCUDA", "test_f_cuda")],
+    )
+
+
+def test_the_files_of_a_run(table, tmp_path):
+    tables.write(tmp_path, table)
+    with open(tmp_path / "results.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:7] == ["file", "classname", "name", "status", "info", "message", "line"]
+    assert [row["status"] for row in rows] == ["passed", "error", "skipped", "crash", "flaky"]
+    assert (rows[1]["line"], rows[1]["op"]) == ("7", "b")
+    for name, cases in {
+        "passed_test_case": ["test_a_cuda"],
+        "skipped_test_case": ["test_c_cuda"],
+        "failed_test_case": ["test_b_cuda_float16", "test_d_cuda"],
+        "never_tested_device_test_case": ["test_f_cuda"],
+    }.items():
+        expected = {"test_thing.py": [f"TestThingCUDA.{case}" for case in cases]}
+        assert json.loads((tmp_path / f"{name}.json").read_text()) == expected
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]  # noqa: S314 - our own file
+    assert {name: suite.get(name) for name in ("name", "tests", "failures", "errors", "skipped")} == {
+        "name": "test_thing.py",
+        "tests": "5",
+        "failures": "0",
+        "errors": "3",
+        "skipped": "1",
+    }
+    assert suite.find("testcase[@name='test_d_cuda']/error").get("message") == '? <b> & "quoted"\nsecond line'
+    again = tables.read(tmp_path / "results.csv").results
+    assert [(r.case, r.status, r.op) for r in again] == [(r.case, r.status, r.op) for r in table.results]
+
+
+PUBLISHED = """file,classname,name,status,info,message,line
+test_a.py,TestACUDA,test_x_cuda_float32,passed,,,10
+test_a.py,TestACUDA,test_y_cuda_float32,error,RuntimeError,"call aclnnAdd failed,
+ detail:EZ1001 of 3",12
+test_a.py,TestACUDA,test_y_cuda_float32,error,RuntimeError,call aclnnAdd failed,12
+test_a.py,TestACPU,test_x_cpu_float32,passed,,,10
+"""
+
+
+@pytest.fixture
+def published(tmp_path):
+    """As the reference publishes: a CSV in a compressed archive."""
+    path = tmp_path / "chip_summary_of_pytorch_test_case_testing.csv.tar"
+    with tarfile.open(path, "w:gz") as archive:
+        member = tarfile.TarInfo("chip_summary_of_pytorch_test_case_testing.csv")
+        member.size = len(PUBLISHED.encode())
+        archive.addfile(member, io.BytesIO(PUBLISHED.encode()))
+    return path
+
+
+def test_the_references_archive_is_read_and_compared(published, tmp_path):
+    before = tables.read(published)
+    assert [r.case.name for r in before.results] == ["test_x_cuda_float32", "test_y_cuda_float32", "test_x_cpu_float32"]
+    after = tables.Table(
+        "sim",
+        [
+            result("test_x_sim_float32", "failure", classname="TestASIM", file="test_a.py"),
+            result("test_y_sim_float32", classname="TestASIM", file="test_a.py"),
+            result("test_z_sim", classname="TestASIM", file="test_a.py"),
+        ],
+    )
+    found = diff.compare(before, after)
+    assert [change.case.name for change in found.gained] == ["test_y_float32"]
+    assert [change.case.name for change in found.lost] == ["test_x_float32"]
+    assert ([case.name for case in found.only_after], found.only_before, found.same) == (["test_z"], [], 0)
+    assert found.as_dictionary()["gained"][0]["before"] == "error"
+
+    disabled = tmp_path / "disabled.json"
+    disabled.write_text(json.dumps({"test_y_privateuse1_float32 (__main__.TestAPRIVATEUSE1)": ["", ["linux"]]}))
+    found = diff.compare(tables.read(disabled), after)
+    assert [change.case.name for change in found.gained] == ["test_y_float32"]
+
+
+def test_the_command_compares(published, tmp_path, monkeypatch, capsys):
+    tables.write(
+        tmp_path,
+        tables.Table("mine", [result("test_x_cuda_float32", "error", classname="TestACUDA", file="test_a.py")]),
+    )
+    monkeypatch.setattr("sys.argv", ["ditorch", "conformance", "diff", str(published), str(tmp_path / "results.csv")])
+    with pytest.raises(SystemExit) as ended:
+        ditorch_cli.main()
+    assert ended.value.code == 1
+    assert "0 gained, 1 lost" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("table.csv", "a,b\n1,2\n", "it has no column classname, name, status"),
+        ("archive.tar", "nonsense", "cannot be read as results"),
+        ("list.json", '{"nonsense": 1}', "'nonsense' is not of the form"),
+    ],
+)
+def test_what_holds_no_results_is_said(tmp_path, name, content, reason):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConformanceError, match=reason):
+        tables.read(tmp_path / name)
+    with pytest.raises(ConformanceError, match=r"There is no .*missing.csv"):
+        tables.read(tmp_path / "missing.csv")
+    with pytest.raises(ConformanceError, match=r"There is no run in .*journal.jsonl is missing"):
+        tables.read(tmp_path)
+
+
+def test_failures_are_grouped_by_cause():
+    found = causes.group(
+        [
+            failing("test_a_cuda_float16", "Could not run 'aten::foo' with shape [2, 3]", seconds=3.0, op="foo"),
+            failing("test_b_cuda_int64", "Could not run 'aten::foo' with shape [4, 55, 6]", seconds=0.1, op="foo"),
+            failing("test_c_cuda_int8", "\"random_\" not implemented for 'Char'"),
+            result(
+                "test_d_cuda", "failure", "Tensor-likes are not close!\n\nMismatched elements: 3 / 4", "AssertionError"
+            ),
+            result("test_e_cuda", "timeout", "no answer within 60 s"),
+            result("test_f_cuda"),
+        ]
+    )
+    assert [(c.kind, c.raising, c.count) for c in found] == [
+        ("unsupported", "aten::foo", 2),
+        ("input-generator", "random_", 1),
+        ("wrong", "AssertionError", 1),
+        ("timeout", "", 1),
+    ]
+    assert found[0].smallest.case.name == "test_b_cuda_int64"  # the quickest
+    assert (found[0].dtypes, found[0].ops) == ({"float16": 1, "int64": 1}, {"foo": 2})
+    assert found[0].as_dictionary()["reproducer"].endswith("ditorch run test_thing.py TestThingCUDA.test_b_cuda_int64")
+
+
+def test_only_news_fail_and_what_is_known_is_written(tmp_path):
+    path = tmp_path / "known.txt"
+    path.write_text("# comment\ntest_thing.py::*.test_a_*  # a reason\ntest_other.py::*  # not run here\n"
+                    "test_thing.py::*.test_c*  # mended by now\n")  # fmt: skip
+    results = [failing("test_a_cuda", "1"), failing("test_b_cuda", "Could not run 3 of [x]"), result("test_c_cuda")]
+    before = known.read(path)
+    assert [r.case.name for r in before.news(results)] == ["test_b_cuda"]
+    assert [pattern.reason for pattern in before.mended(results)] == ["mended by now"]
+    before.updated(results).write(path)
+    after = known.read(path)
+    assert after.news(results) == after.mended(results) == []
+    assert [pattern.reason for pattern in after.patterns] == [
+        "a reason",
+        "not run here",
+        "unsupported: RuntimeError: Could not run N of [x]",
+    ]
+    path.write_text("test_thing.py::*\n")
+    with pytest.raises(ConformanceError, match=r"known.txt line 1 is not a known failure: 'test_thing.py::\*'"):
+        known.read(path)
+
+
+def test_the_share_of_what_passes_on_the_cpu():
+    def on_cpu(name, status="passed"):
+        return result(name, status, classname="TestThingCPU")
+
+    baseline = [on_cpu("test_a_cpu"), on_cpu("test_b_cpu"), on_cpu("test_c_cpu"), on_cpu("test_d_cpu", "failure")]
+    here = [
+        result("test_a_cuda"),
+        failing("test_b_cuda", ""),
+        result("test_c_cuda", "skipped"),
+        failing("test_d_cuda", ""),
+    ]
+    agreed = summary.agreement(here, baseline)
+    assert (agreed.run, agreed.passed, agreed.share) == (2, 1, 0.5)
+    text = summary.markdown(tables.Table("x", here), tables.Table("cpu", baseline))
+    assert "| test_thing.py | 4 | 1 | 2 | 0 | 1 | 2 | 1 (50.00 %) |" in text
+
+
+def test_the_page_escapes_what_results_say(table):
+    text = page.page(table)
+    assert "<b>" not in text
+    assert "&lt;b&gt;" in text
+    assert "<td class='bad' title='1 error'>0/1</td>" in text  # op b in float16
+    assert "<script>" in text
+    assert "src=" not in text  # it needs nothing else

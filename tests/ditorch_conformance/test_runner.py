@@ -1,0 +1,258 @@
+"""A run survives whatever a case does to its process, and whatever happens to the runner: one result per case."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from ditorch_conformance import journal as journals
+from ditorch_conformance.engines import LocalEngine
+from ditorch_conformance.errors import ConformanceError
+from ditorch_conformance.journal import Journal
+from ditorch_conformance.process import Limits
+from ditorch_conformance.runner import run
+
+PLAIN = "\n".join(
+    f"    def test_plain_{number:02}(self): self.assertNotEqual({number} % 10, 3)" for number in range(40)
+)
+
+DANGEROUS = f"""
+import ctypes, os, subprocess, sys, time, unittest
+
+class TestDangerous(unittest.TestCase):
+{PLAIN}
+    def test_abort(self): os.abort()
+    def test_child_that_stays(self): subprocess.Popen(["sleep", "1000"]) and os._exit(0)
+    def test_exit(self): os._exit(3)
+    def test_hang(self): time.sleep(1000)
+    def test_interrupt(self): raise KeyboardInterrupt
+    def test_memory(self):
+        kept = []
+        while True:
+            kept.append(bytearray(2**26))
+    def test_prints_to_the_protocol(self): os.write(1, b'["answer", {{}}]\\n')
+    def test_reads_the_protocol(self): self.assertEqual(sys.stdin.read(), "")
+    def test_segfault(self): ctypes.string_at(0)
+    @unittest.skip("not today")
+    def test_skipped(self): pass
+    @unittest.expectedFailure
+    def test_expected(self): self.fail()
+    def test_subtests(self):
+        for number in range(3):
+            with self.subTest(number=number):
+                self.assertNotEqual(number, 1)
+"""
+EXPECTED = {
+    "test_abort": ("crash", "SIGABRT"),
+    "test_child_that_stays": ("crash", "exit code 0"),
+    "test_exit": ("crash", "exit code 3"),
+    "test_hang": ("timeout", ""),
+    "test_memory": ("error", "MemoryError"),
+    "test_prints_to_the_protocol": ("passed", ""),
+    "test_reads_the_protocol": ("passed", ""),
+    "test_segfault": ("crash", "SIGSEGV"),
+    "test_skipped": ("skipped", "skip"),
+    "test_expected": ("skipped", "skip"),
+    "test_subtests": ("failure", "AssertionError"),
+}
+
+
+def check(results):
+    """Every case has one result, and the dangerous ones the right one."""
+    by_name = {result.case.name: (result.status, result.info) for result in results}
+    assert len(results) == len(by_name) == 40 + len(EXPECTED) + 1
+    assert {name: by_name[name] for name in EXPECTED} == EXPECTED
+    assert by_name["test_interrupt"][0] in ("crash", "error")
+    plain = Counter(status for name, (status, _) in by_name.items() if name.startswith("test_plain"))
+    assert plain == {"passed": 36, "failure": 4}
+
+
+def test_a_dangerous_case_costs_only_itself_and_a_killed_run_goes_on(checkout, tmp_path):
+    source, out = checkout(test_dangerous=DANGEROUS), tmp_path / "out"
+    code = f"""
+        import sys
+        from pathlib import Path
+        from ditorch_conformance import devices, pytorch_tests
+        from ditorch_conformance.engines import LocalEngine
+        from ditorch_conformance.journal import Journal
+        from ditorch_conformance.process import Limits
+        from ditorch_conformance.runner import run
+        source, out = Path({str(source)!r}), Path({str(out)!r})
+        recipe = pytorch_tests.recipe(source, "test_dangerous.py", devices.CPU, {{}})
+        journal = Journal(out, {{}})
+        limits = Limits(2, memory=2**28)
+        run([("test_dangerous.py", recipe)], LocalEngine(2, limits, out), journal, tries=1)
+    """
+    command = [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())]
+
+    def attempts():
+        path = out / "journal.jsonl"
+        return path.read_text().count('"attempt"') if path.exists() else 0
+
+    for wanted in (5, 15):  # killed twice in the middle
+        runner = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while attempts() < wanted and runner.poll() is None:
+            time.sleep(0.02)
+        runner.send_signal(signal.SIGKILL)
+        runner.wait()
+    with open(out / "journal.jsonl", "a") as file:
+        file.write('{"attempt": {"case": ["test_dangerous.py", "TestDang')  # a power cut in the middle of a line
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    contents = journals.read(out)
+    assert all(len(made) == 1 for made in contents.attempts.values())
+    assert contents.never_run() == []
+    check(contents.results())
+    assert children_left(str(source)) == []
+
+
+def children_left(mark):
+    """Processes that cases or workers have left behind; they are given a moment to go."""
+    deadline = time.monotonic() + 30
+    while True:
+        found = []
+        for folder in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{folder}/cmdline", "rb") as file:
+                    line = file.read()
+                if os.readlink(f"/proc/{folder}/cwd").startswith(mark):
+                    found.append(line)
+            except OSError:
+                continue
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def results_of(source, out, recipes, tries=2, wanted="*"):
+    out.mkdir(exist_ok=True)
+    journal = Journal(out, {"source": str(source)})
+    try:
+        run(recipes(source), LocalEngine(1, Limits(20), out), journal, tries=tries, wanted=wanted)
+    finally:
+        journal.close()
+    return {result.case.name: result for result in journals.read(out).results()}
+
+
+def test_what_fails_once_and_then_passes_is_flaky_and_resuming_runs_nothing_again(checkout, tmp_path, recipes):
+    source = checkout(
+        test_flaky=f"""
+        import pathlib, unittest
+        log = pathlib.Path({str(tmp_path / "log")!r})
+
+        class TestFlaky(unittest.TestCase):
+            @classmethod
+            def setUpClass(cls):
+                with log.open("a") as file: file.write("class ")
+            def run_once(self):
+                with log.open("a") as file: file.write(self._testMethodName + " ")
+                return log.read_text().split().count(self._testMethodName)
+            def test_always_fails(self): self.fail(f"attempt {{self.run_once()}}")
+            def test_fails_once(self): self.assertEqual(self.run_once(), 2)
+            def test_passes(self): self.run_once()
+        """,
+        test_broken="import there_is_no_such_module",
+    )
+    found = results_of(source, tmp_path / "out", recipes)
+    assert {name: (result.status, result.tries) for name, result in found.items() if name != "import"} == {
+        "test_always_fails": ("failure", ("failure", "failure")),
+        "test_fails_once": ("flaky", ("failure", "passed")),
+        "test_passes": ("passed", ("passed",)),
+    }
+    assert found["test_always_fails"].message == "attempt 2"
+    assert found["test_always_fails"].where == "test_flaky.py:test_always_fails"
+    assert found["test_always_fails"].line > 0
+    assert found["import"].status == "crash"
+    assert "No module named 'there_is_no_such_module'" in found["import"].message
+    log = (tmp_path / "log").read_text()
+    # set up once per class and process; the second attempts are made after all first ones, in a fresh process
+    again = ["class", "test_always_fails", "test_fails_once"]
+    assert log.split() == [*again, "test_passes", *again]
+    assert results_of(source, tmp_path / "out", recipes) == found
+    assert (tmp_path / "log").read_text() == log
+
+
+def test_only_wanted_cases_run(checkout, tmp_path, recipes):
+    source = checkout(
+        test_two="""
+        import unittest
+        class TestOne(unittest.TestCase):
+            def test_a(self): pass
+        class TestTwo(unittest.TestCase):
+            def test_a(self): pass
+            def test_b(self): pass
+        """
+    )
+    out = tmp_path / "out"
+    assert set(results_of(source, out, recipes, wanted="TestTwo.*b")) == {"test_b"}
+    with pytest.raises(ConformanceError, match="holds a run with other options"):
+        Journal(out, {"source": "elsewhere"})
+
+
+def test_two_runners_on_one_folder_are_refused(tmp_path):
+    first = Journal(tmp_path, {})
+    with pytest.raises(ConformanceError, match="is in use by another run"):
+        Journal(tmp_path, {})
+    first.close()
+    Journal(tmp_path, {}).close()
+
+
+# As the command `ditorch` starts it: this process imports no torch.
+LIGHT = ("-c", "import ditorch_cli; ditorch_cli.main()")
+
+
+def test_a_folder_that_is_no_checkout_is_named(tmp_path, ditorch_command):
+    done = ditorch_command("conformance", "pytorch", "--source", tmp_path / "nowhere", python=LIGHT)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"ditorch: {tmp_path / 'nowhere'} is not a checkout of PyTorch")
+
+
+DEVICE_FILE = """
+    import os, torch
+    from torch.testing._internal.common_device_type import instantiate_device_type_tests, onlyCPU, onlyCUDA, ops
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.common_utils import TestCase
+
+    class TestDevice(TestCase):
+        def test_sum(self, device):
+            self.assertEqual(torch.ones(3, device=device).sum().item(), 3)
+        @onlyCUDA
+        def test_for_cuda(self, device):
+            assert "CI" not in os.environ
+        @onlyCPU
+        def test_for_cpu(self, device): pass
+        @ops([op for op in op_db if op.name == "linalg.vander"], allowed_dtypes=(torch.float32,))
+        def test_op(self, device, dtype, op):
+            self.assertEqual(1, 2)
+
+    instantiate_device_type_tests(TestDevice, globals())
+"""
+
+
+@pytest.mark.parametrize(("device", "suffix"), [("cuda", "cuda"), ("own", "sim")])
+def test_torchs_classes_are_made_once_for_the_accelerator(checkout, ditorch_command, tmp_path, device, suffix):
+    pytest.importorskip("expecttest")
+    pytest.importorskip("numpy")
+    source = checkout(test_device=DEVICE_FILE)
+    out = tmp_path / "out"
+    command = ["conformance", "pytorch", "--source", source, "--device", device, "--out", out, "--tries", "1"]
+    done = ditorch_command(*command, "--json", "test_device", python=LIGHT, CI="1")
+    assert done.returncode == 1, done.stderr  # there is a failure that nobody knew
+    found = json.loads(done.stdout)
+    results = journals.read(out).results()
+    classname = f"TestDevice{suffix.upper()}"
+    assert {(str(r.case).partition("::")[2], r.status, r.op) for r in results} == {
+        (f"{classname}.test_sum_{suffix}", "passed", ""),
+        (f"{classname}.test_for_cuda_{suffix}", "passed", ""),
+        (f"{classname}.test_for_cpu_{suffix}", "skipped", ""),
+        (f"{classname}.test_op_linalg_vander_{suffix}_float32", "failure", "linalg.vander"),
+    }
+    assert found["statuses"] == {"passed": 2, "skipped": 1, "failure": 1}
+    assert found["causes"][0]["dtypes"] == {"float32": 1}
