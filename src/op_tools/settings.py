@@ -82,7 +82,7 @@ def _not_negative(text: str) -> int:
 _bytes = partial(number_of_bytes, may_be_zero=False)
 
 
-class Numbers:
+class NumberRanges:
     """Whole numbers chosen like pages to print: `0`, `10-12`, `100-`, and several of these with commas.
 
     `10:13` is `10-12`, as Python counts, and `100:` is `100-`.
@@ -143,11 +143,11 @@ OUT = Setting("OP_TOOLS_OUT", Path("op_tools_results"), lambda text: Path(text).
 STEPS: Setting[Container[int] | None] = Setting(
     "OP_TOOLS_STEPS",
     None,
-    Numbers,
+    NumberRanges,
     "the training steps to look at, such as 0,10-12; an optimizer's step ends one, or op_tools.step() counts them",
 )
 RANKS: Setting[Container[int] | None] = Setting(
-    "OP_TOOLS_RANKS", None, Numbers, "the ranks of a distributed run to look at, such as 0 or 0-7"
+    "OP_TOOLS_RANKS", None, NumberRanges, "the ranks of a distributed run to look at, such as 0 or 0-7"
 )
 
 CAPTURE_MODE = Setting(

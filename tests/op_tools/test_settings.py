@@ -93,7 +93,7 @@ def test_malformed_values(monkeypatch, name, text, said):
     [("3", [3], [2, 4]), ("0,10-12", [0, 10, 12], [1, 13]), (" 100- , 5", [5, 100, 10**9], [99, 6])],
 )
 def test_numbers_and_ranges(text, inside, outside):
-    numbers = settings.Numbers(text)
+    numbers = settings.NumberRanges(text)
     assert all(number in numbers for number in inside)
     assert not any(number in numbers for number in outside)
     assert "3" not in numbers

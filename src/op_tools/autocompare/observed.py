@@ -27,20 +27,20 @@ from op_tools.values.tensors import tensors_in
 InputGradients = Optional[Sequence[Optional[Tensor]]]  # of a run; one for each tensor among the arguments
 
 
-class Run(Protocol):
+class AnyRun(Protocol):
     """A call that has run again."""
 
     arguments: Arguments  # as they are after it
     results: list[Any]
 
 
-class Reference(Protocol):
+class AnyReference(Protocol):
     """What a call is compared with: see reference/runs.py."""
 
     @property
-    def expected(self) -> Run: ...
+    def expected(self) -> AnyRun: ...
     @property
-    def same(self) -> Run | None: ...
+    def same(self) -> AnyRun | None: ...
     @property
     def gradients(self) -> InputGradients: ...
     @property
@@ -59,7 +59,7 @@ class Part(NamedTuple):
     role: str
     places: tuple[int, ...]
 
-    def of(self, run: Run, gradients: InputGradients) -> Any:
+    def of(self, run: AnyRun, gradients: InputGradients) -> Any:
         """This part of a run."""
         if self.role == "gradient":
             return None if gradients is None else gradients[self.places[0]]
@@ -108,7 +108,7 @@ class ObservedCall:
 
     # ---- the walk ----------------------------------------------------------------------------------------------------
 
-    def values(self, reference: Reference, joins_unchanged: bool = False) -> list[Value]:
+    def values(self, reference: AnyReference, joins_unchanged: bool = False) -> list[Value]:
         """Inputs, where they may have changed, and outputs.
 
         A long list of tensors is one value; of tensors that the call must leave alone only with `joins_unchanged`.
@@ -139,7 +139,7 @@ class ObservedCall:
         return [*found, _joined(singles, None if first is None or last is None else (first[0], last[0]))]
 
     def _inputs(
-        self, kept: Arguments, reference: Reference, known: dict[int, Value], joins_unchanged: bool
+        self, kept: Arguments, reference: AnyReference, known: dict[int, Value], joins_unchanged: bool
     ) -> list[Value]:
         names = self.given.names(self.name, "input")
         before, after = (self.given_on_device or self.given).leaves, kept.leaves
@@ -168,7 +168,7 @@ class ObservedCall:
             return singles
         return [*lists, *(value for place, value in enumerate(singles) if place not in together)]
 
-    def gradient_values(self, reference: Reference, gradients: Gradients) -> list[Value]:
+    def gradient_values(self, reference: AnyReference, gradients: Gradients) -> list[Value]:
         """The gradients that flowed out of the call's inputs."""
         names = self.given.gradient_names(self.name)
         expected, same = reference.gradients or (), reference.same_gradients

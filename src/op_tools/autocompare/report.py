@@ -174,7 +174,7 @@ _COLUMNS = ("op", "what", "where", "module", "forward_id", "step", "reason", "se
 
 
 @dataclass
-class Finding:
+class WrongPlace:
     """A place in the program where an op is wrong: the worst of its calls."""
 
     name: str
@@ -261,7 +261,7 @@ class Summary:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[tuple[str, str, str], Finding] = {}
+        self._found: dict[tuple[str, str, str], WrongPlace] = {}
         self._not_compared: dict[tuple[str, str], int] = {}  # calls, by op and reason
         self._failures: dict[str, list[Any]] = {}
         self.calls = 0
@@ -301,7 +301,7 @@ class Summary:
         what, where = row.name.partition(" ")[2], call.where.line()
         known = self._found.get((call.name, what, where))
         if known is None or row.verdict.severity > known.severity:
-            found = Finding(
+            found = WrongPlace(
                 call.name, what, where, call.where.module, call.id, call.step, row.verdict.reason, row.verdict.severity
             )
             if known is not None:
@@ -312,7 +312,7 @@ class Summary:
             known.capture = os.path.dirname(os.path.dirname(saved[0]))
         return known.calls
 
-    def ranked(self) -> list[Finding]:
+    def ranked(self) -> list[WrongPlace]:
         """The worst first; among equals, the first in the program."""
         return sorted(self._found.values(), key=lambda found: (-found.severity, found.forward_id))
 
@@ -345,7 +345,7 @@ class Summary:
         return "\n".join(lines)
 
 
-def _ranking(found: Sequence[Finding]) -> str:
+def _ranking(found: Sequence[WrongPlace]) -> str:
     columns = ("name", "what", "calls", "reason", "module", "where")
     rows = [(one.name, one.what, f"{one.calls:,}", one.reason, one.module, one.where) for one in found]
     return tables.table(columns, rows)

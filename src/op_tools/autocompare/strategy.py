@@ -19,7 +19,7 @@ from op_tools.autocompare import foreach_lists, views
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.observed import ObservedCall, hollow_like
-from op_tools.autocompare.prefilter.later import Later, free_memory
+from op_tools.autocompare.prefilter.deferred import DeferredComparisons, free_memory
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.reference.ways import tf32_in_convolutions, tf32_in_products
 from op_tools.autocompare.report import Outcome
@@ -100,7 +100,7 @@ class Strategy:
         self._deliver = deliver
         self._pending = PendingCalls(memory)
         # at 2 every call is shown with the reference's tensors
-        self._deferred = Later(examiner, deliver) if defers and examiner.verbose < 2 else None
+        self._deferred = DeferredComparisons(examiner, deliver) if defers and examiner.verbose < 2 else None
 
     def before(self, call: OpCall) -> CallInProgress:
         """Before the call runs."""

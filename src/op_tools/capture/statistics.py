@@ -67,7 +67,7 @@ class Statistics:
         self._lock = threading.Lock()
         self._note = noter()
         self._stages: dict[tuple[Kind, int], Stage] = {}  # and by stream
-        self._fused_stages: dict[tuple[torch.device, int], digests.Stage] = {}
+        self._fused_stages: dict[tuple[torch.device, int], digests.DigestStage] = {}
         self._sites: dict[Any, _Site] = {}
         self._repeats = Repeats()
         self._repeated: list[tuple[_Label, bytes]] = []  # records whose numbers are those of others
@@ -163,7 +163,7 @@ class Statistics:
             key = (group.device, stream_number(group.device))
             stage = self._fused_stages.get(key)
             if stage is None:
-                stage = digests.Stage(group.device, self._writer, self._weights, self._write)
+                stage = digests.DigestStage(group.device, self._writer, self._weights, self._write)
                 self._fused_stages[key] = stage
             stage.add(tensors, group, label, addresses)
         for staged in site.staged:
@@ -186,7 +186,7 @@ class Statistics:
     def _flush(self) -> None:
         """Has everything written that was seen until now."""
         self._flushed = time.monotonic()
-        stages: list[Stage | digests.Stage] = [*self._stages.values(), *self._fused_stages.values()]
+        stages: list[Stage | digests.DigestStage] = [*self._stages.values(), *self._fused_stages.values()]
         for stage in stages:
             try:
                 stage.flush(to_the_end=True)

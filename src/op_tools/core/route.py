@@ -20,7 +20,7 @@ from op_tools.core.plan import Plan
 from op_tools.core.steps import STEPS
 from op_tools.core.watcher import AnyWatcher
 from op_tools.device import failure
-from op_tools.device.progress import Asked, recent
+from op_tools.device.progress import recent
 from op_tools.output import messages
 
 _FAILED = object()  # in place of the state of a tool whose `before` failed
@@ -76,10 +76,10 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             raise  # how checkpointing ends the recomputation of a layer once it has what it needs
         call.error = error
         if isinstance(error, RuntimeError):
-            failure.is_noticed(error, Asked(call.id, call.name, call.where))
+            failure.is_noticed(error, (call.id, call.name, call.where))
         (aside or _directly)(_failed, watchers, call, states)
         raise
-    recent.append(Asked(call.id, call.name, call.where))
+    recent.append((call.id, call.name, call.where))
     # a factory such as torch.ones has no tensors among its arguments: only the result shows where it is
     if not on_device:
         if place_of((result,)) is not DEVICE:

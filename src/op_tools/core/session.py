@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, dynamo, gradients, graphs, quiet, termination
+from op_tools.core import autograd_functions, dynamo, gradients, graphs, quiet, termination, where
 from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
 from op_tools.core.watcher import AnyWatcher
@@ -39,7 +39,7 @@ def make_ready(tool: AnyWatcher) -> None:
     """Chooses the ways of what tools need at every call: with the C++ helper, or without."""
     if tool.watches_gradients:
         helper = native.library()
-        for module in (gradients, tensors, tables):
+        for module in (gradients, tensors, tables, where):
             module.choose_way(helper)
 
 

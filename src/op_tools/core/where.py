@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch.fx import GraphModule
@@ -130,6 +130,15 @@ def pretended(where: Where) -> Iterator[None]:
         _pretended.pop()
 
 
+_find_frame: Callable[[dict[str, bool], CodeType], tuple[CodeType, int, Any] | None] | None = None  # the C++ helper's
+
+
+def choose_way(helper: Any) -> None:
+    """With the C++ helper, or without (None)."""
+    global _find_frame
+    _find_frame = None if helper is None else helper.find_frame
+
+
 def for_helper() -> tuple[Any, ...]:
     """What the C++ helper needs to find a place and to have it formatted."""
     return _is_users_file, _CALLS_FORWARD, words, _paths, _pretended
@@ -152,6 +161,10 @@ def here(with_stack: bool = False) -> Where:
     """The user's code that is running: the first frame that is neither torch's nor ours."""
     if _pretended:
         return _pretended[-1]
+    if _find_frame is not None and not with_stack:
+        found = _find_frame(_is_users_file, _CALLS_FORWARD)
+        if found is not None:
+            return Where(found[0], found[1], "" if found[2] is None else _path_of_module(found[2]), None)
     frame: FrameType | None = sys._getframe()  # with our own frames: the C++ helper must know their files, too
     files = _is_users_file
     module: Any = None

@@ -53,7 +53,7 @@ class _Lines(Batch):
         return [self.lines[: self.used]]
 
 
-class Stage:
+class DigestStage:
     """Digests tensors of one device as they come in one stream."""
 
     def __init__(self, device: torch.device, writer: Writer, weights: digest.Weights, receive: Receiver) -> None:
@@ -107,7 +107,7 @@ def _try_out(device: torch.device) -> None:
     placed = [sample.to(device) for sample in samples]
     found: list[Tensor] = []
     writer = Writer("OpCapture")
-    stage = Stage(device, writer, weights, lambda labels, lines: found.append(lines))
+    stage = DigestStage(device, writer, weights, lambda labels, lines: found.append(lines))
     with torch.no_grad():
         for group in grouped(placed, range(len(placed))):
             stage.add(placed, group, None)

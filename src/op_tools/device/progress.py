@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 _MAX_RECENT_CALLS = 256
 _MAX_SHOWN_CALLS = 3
 
 
-class Place(Protocol):
+class HasLine(Protocol):
     """Where a call stands in the program."""
 
     def line(self) -> str: ...
 
 
-class Asked(NamedTuple):
-    """A call that was asked of a device, which need not have got there yet."""
-
-    id: int
-    name: str
-    where: Place
-
-    def __str__(self) -> str:
-        return f"{self.name} (forward_id {self.id}, {self.where.line()})"
-
-
+Asked = tuple[int, str, HasLine]  # number, op and place of a call that a device need not have got to yet
 recent: deque[Asked] = deque(maxlen=_MAX_RECENT_CALLS)
 proven: deque[int] = deque((0,), maxlen=1)  # the number of a call that the device has got through, with all before it
 
 
 def last_asked() -> int:
     """The number of the last call that was asked of a device."""
-    return recent[-1].id if recent else 0
+    return recent[-1][0] if recent else 0
 
 
 def in_words(asked: Asked | None) -> list[str]:
     """Which calls are known to be good, and which are not. `asked`: one that the device has refused."""
     (last_good,) = proven
-    good = [call for call in recent if call.id <= last_good][-_MAX_SHOWN_CALLS:]
-    others = [call for call in recent if call.id > last_good] + ([] if asked is None else [asked])
+    good = [call for call in recent if call[0] <= last_good][-_MAX_SHOWN_CALLS:]
+    others = [call for call in recent if call[0] > last_good] + ([] if asked is None else [asked])
     lines = []
     if good:
-        lines.append("known to be good, the last ones: " + "; ".join(map(str, good)))
+        lines.append("known to be good, the last ones: " + "; ".join(map(_words, good)))
     if others:
         more = f", and {len(others) - 1:,} after it" if len(others) > 1 else ""
-        lines.append(f"the first that is not known to be good: {others[0]}{more}")
+        lines.append(f"the first that is not known to be good: {_words(others[0])}{more}")
     return lines
+
+
+def _words(asked: Asked) -> str:
+    number, name, where = asked
+    return f"{name} (forward_id {number}, {where.line()})"

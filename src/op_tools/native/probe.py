@@ -10,7 +10,7 @@ import torch
 from op_tools.native import load
 
 
-class _Listener:
+class _ProbeListener:
     def __init__(self) -> None:
         self.heard: list[object] = []
 
@@ -27,7 +27,7 @@ class _Listener:
 def main(library: str) -> None:
     native = load(Path(library))
     x = torch.ones(2, requires_grad=True)
-    timer, listener = native.Timer(None, 0, None, None, None, 0, 1), _Listener()
+    timer, listener = native.Timer(None, 0, None, None, None, 0, 1), _ProbeListener()
     edges = native.edges_of_inputs((x, 3.0), {})
     span = timer.begin(7, 0, "torch.Tensor.mul", "module", "line", (x, 3.0), {})
     result = x * 3.0

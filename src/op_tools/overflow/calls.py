@@ -60,7 +60,6 @@ class CheckedCall:
     flow: Flow | None = None
     inputs: Any = None  # as they were, with their versions, where they are to be saved
     versions: Sequence[int | None] = ()  # of its input tensors
-    size = 0  # of these, in bytes
     together: KnownList | None = None  # what was known of a list that it changed
     _references: list[Any] | None = None
     start = stop = 0  # its tensors in a batch

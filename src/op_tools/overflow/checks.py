@@ -53,7 +53,7 @@ class Checks:
 
     def add(self, checked: CheckedCall, made: Sequence[Tensor], backward: bool = False) -> None:
         """A call that has run, and what it made."""
-        window, size = None, checked.size
+        window, size = None, 0  # of what it made: its inputs were made by calls before it, or others hold them
         state = state_of(made)
         if state is None and len(made) > FEW and all_can_be_checked(made):
             state = versions_of(made), sum(map(size_of, made)), made[0].dtype

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from op_tools.output import tables
 from op_tools.overflow.calls import CheckedCall, there
-from op_tools.overflow.statistics import Statistics, statistics
+from op_tools.overflow.statistics import TensorStatistics, statistics
 from op_tools.values import trees
 from op_tools.values.tensors import version_of
 
@@ -147,13 +147,13 @@ def _as_it_was(value: Any, version: int | None) -> tuple[Any, str]:
     return value, ""
 
 
-def _numbers(value: Any) -> Statistics | None:
+def _numbers(value: Any) -> TensorStatistics | None:
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized or value.is_meta:
         return None
     return statistics(value)
 
 
-def _cells(found: Statistics | None) -> tuple[str, ...]:
+def _cells(found: TensorStatistics | None) -> tuple[str, ...]:
     if found is None:
         return ("",) * len(_ABOUT_NUMBERS)
     numbers = (found.min, found.max, found.mean, found.std, found.norm)

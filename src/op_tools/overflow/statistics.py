@@ -15,7 +15,7 @@ _AT_ONCE = 2**22  # elements that are widened to float64 at a time
 
 
 @dataclass(frozen=True)
-class Statistics:
+class TensorStatistics:
     """Of the finite elements, None where there are none; and how many others there are."""
 
     min: float | None
@@ -28,7 +28,7 @@ class Statistics:
     first_bad: tuple[int, ...] | None  # where the first NaN or infinity is
 
 
-def statistics(tensor: Tensor) -> Statistics:
+def statistics(tensor: Tensor) -> TensorStatistics:
     """Of a strided tensor on any device, which is waited for."""
     host = host_copy(tensor.detach()).resolve_conj().resolve_neg()
     if host.is_floating_point() and host.dtype.itemsize == 1:
@@ -42,12 +42,12 @@ def statistics(tensor: Tensor) -> Statistics:
         total += float(numbers.sum())
         lowest, highest = min(lowest, float(numbers.min())), max(highest, float(numbers.max()))
     if not count:
-        return Statistics(None, None, None, None, None, nan, len(flat) - nan, _first(bad))
+        return TensorStatistics(None, None, None, None, None, nan, len(flat) - nan, _first(bad))
     mean = total / count
     spread = sum(float((numbers - mean).square().sum()) for numbers in _finite_parts(flat))
     squares = sum(float(numbers.square().sum()) for numbers in _finite_parts(flat))
     std, norm = math.sqrt(spread / count), math.sqrt(squares)
-    return Statistics(lowest, highest, mean, std, norm, nan, len(flat) - nan - count, _first(bad))
+    return TensorStatistics(lowest, highest, mean, std, norm, nan, len(flat) - nan - count, _first(bad))
 
 
 def _finite_parts(flat: Tensor) -> Iterator[Tensor]:

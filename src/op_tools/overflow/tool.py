@@ -27,7 +27,6 @@ from typing import Any, Union
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from op_tools import settings
 from op_tools.core.call import OpCall
@@ -336,16 +335,8 @@ def _are_views(call: OpCall) -> bool:
 
 
 def _note_inputs(checked: CheckedCall) -> None:
-    """Notes the versions of all input tensors, and how many bytes of them may be held by nobody else."""
     call = checked.call
-    tensors = tensors_in((*call.args, *call.kwargs.values()) if call.kwargs else call.args)
-    checked.versions = versions_of(tensors)
-    try:  # at every call: contextlib.suppress would take three calls of its own
-        for tensor in tensors:
-            if type(tensor) is not Parameter:
-                checked.size += tensor.nbytes
-    except RuntimeError:  # sparse tensors have no size
-        pass
+    checked.versions = versions_of(tensors_in((*call.args, *call.kwargs.values()) if call.kwargs else call.args))
 
 
 def _kept(checked: CheckedCall, targets: list[Tensor]) -> Any:

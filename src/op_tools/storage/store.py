@@ -140,7 +140,7 @@ def _row(label: str, value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class SavedPart:
     """What was in one file: the arguments of a call, its result (args[0]), or gradients, one for each tensor."""
 
     name: str
@@ -154,10 +154,10 @@ class Capture:
     """One captured call. Parts that were not saved are None: the op failed, or no gradients flowed."""
 
     folder: Path
-    input: Part
-    output: Part | None
-    grad_inputs: Part | None
-    grad_outputs: Part | None
+    input: SavedPart
+    output: SavedPart | None
+    grad_inputs: SavedPart | None
+    grad_outputs: SavedPart | None
 
     @property
     def name(self) -> str:
@@ -199,7 +199,7 @@ def load_note(folder: Path) -> dict[str, Any]:
     return note if isinstance(note, dict) else {}
 
 
-def load_part(path: str | os.PathLike[str]) -> Part:
+def load_part(path: str | os.PathLike[str]) -> SavedPart:
     """What is in one file. Raises CaptureError where it is damaged, or no such file at all."""
     path = Path(path)
     try:
@@ -230,11 +230,11 @@ def _check(path: Path) -> None:
         raise ValueError(f"it is damaged ({damaged} is not what was written)")
 
 
-def _part(value: Any) -> Part:
+def _part(value: Any) -> SavedPart:
     if not isinstance(value, dict) or not {"name", "args", "kwargs"} <= value.keys():
         raise ValueError('it is no captured call: such a file holds "name", "args" and "kwargs"')
     name, args, kwargs = value["name"], value["args"], value["kwargs"]
     if not isinstance(name, str) or not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
         raise ValueError("it is no captured call: its name, args or kwargs are of another kind")
     identifier = str(value.get("identifier", ""))
-    return Part(name, tuple(encoding.decode(args)), encoding.decode(kwargs), identifier)
+    return SavedPart(name, tuple(encoding.decode(args)), encoding.decode(kwargs), identifier)

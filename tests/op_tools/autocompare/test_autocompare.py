@@ -29,7 +29,7 @@ from op_tools.autocompare.judging.comparer import Comparer
 from op_tools.autocompare.judging.limits import Tolerances
 from op_tools.autocompare.judging.sensitivity import Sensitivity
 from op_tools.autocompare.observed import ObservedCall
-from op_tools.autocompare.prefilter import fused, later, screen
+from op_tools.autocompare.prefilter import deferred, fused, screen
 from op_tools.autocompare.reference.runs import References, Run, run
 from op_tools.autocompare.reference.ways import Way
 from op_tools.core.gradients import Gradients
@@ -1081,15 +1081,15 @@ def test_a_backward_pass_beside_a_forward_pass_does_not_wait_for_it(device, run_
         f"""
         import faulthandler, threading, torch, op_tools
         from ditorch import sim
-        from op_tools.autocompare.prefilter import first_look, later
+        from op_tools.autocompare.prefilter import deferred, first_look
 
         if {device!r} == "sim":
             sim.start()
         faulthandler.dump_traceback_later(120, exit=True)
-        later._MAX_CALLS = later._MAX_CALLS_ALONE = 2
-        decide = first_look.Glances.decide
+        deferred._MAX_CALLS = deferred._MAX_CALLS_ALONE = 2
+        decide = first_look.PendingRows.decide
         # each is looked at in full
-        first_look.Glances.decide = lambda self, verdicts: decide(self, verdicts) and False
+        first_look.PendingRows.decide = lambda self, verdicts: decide(self, verdicts) and False
         x = torch.randn(8, 8, device={device!r}, requires_grad=True)
 
         def loss():
@@ -1117,7 +1117,7 @@ def test_with_little_room_few_calls_wait_to_be_looked_at(device, monkeypatch, fr
     launched = []
     original = screen.numbers_of
     monkeypatch.setattr(screen, "numbers_of", lambda looks: launched.append(len(looks)) or original(looks))
-    monkeypatch.setattr(later, "free_memory", lambda device: free)
+    monkeypatch.setattr(deferred, "free_memory", lambda device: free)
     x = torch.randn(16, 16, device=device)
     with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
         for _ in range(8):

@@ -328,7 +328,7 @@ def test_an_optimizers_lists_are_digested_once(way, device, monkeypatch):
         return count_and_add
 
     monkeypatch.setattr(staging.Stage, "add", counted(staging.Stage.add))
-    monkeypatch.setattr(digests.Stage, "add", counted(digests.Stage.add))
+    monkeypatch.setattr(digests.DigestStage, "add", counted(digests.DigestStage.add))
     parameters = [torch.nn.Parameter(torch.randn(size, device=device)) for size in (3, 70_000)]
     optimizer = torch.optim.AdamW(parameters, foreach=True)
     with op_tools.OpCapture(mode="statistics", ops="torch._foreach_.*", verbose=0):

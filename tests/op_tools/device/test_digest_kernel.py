@@ -32,7 +32,7 @@ def lines(*tensors):
     """The digests of these tensors, in one batch."""
     found = []
     writer = Writer("test")
-    stage = digests.Stage(
+    stage = digests.DigestStage(
         torch.device("cpu"), writer, digest.Weights(), lambda labels, lines: found.append((labels, lines))
     )
     for group in grouped(list(tensors), range(len(tensors))):

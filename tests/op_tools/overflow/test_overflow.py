@@ -1095,19 +1095,18 @@ def test_statistics_are_exact_for_large_and_low_precision_tensors(device):
 
 
 def test_what_a_call_is_given_is_noted_with_its_versions():
-    """Bytes of parameters do not count: the program holds them anyway."""
     x, changed, weight = torch.ones(2), torch.ones(3).add_(1), nn.Parameter(torch.ones(4))
-    for args, kwargs, versions, size in (
-        ((), {}, [], 0),
-        ((1, None, "sum", torch.float16, changed), {"other": changed, "alpha": 2.0}, [1, 1], 24),
-        ((weight, [x, changed, weight], ([x], weight)), {"weights": (changed,)}, [0, 0, 1, 0, 0, 0, 1], 40),
-        (([torch.ones(2) for _ in range(9)], [weight] * 9), {}, [0] * 18, 72),
-        ((x, {"a": changed}), {}, [0, 1], 20),
-        ((x, torch.eye(2).to_sparse()), {}, [0, 0], 8),
+    for args, kwargs, versions in (
+        ((), {}, []),
+        ((1, None, "sum", torch.float16, changed), {"other": changed, "alpha": 2.0}, [1, 1]),
+        ((weight, [x, changed, weight], ([x], weight)), {"weights": (changed,)}, [0, 0, 1, 0, 0, 0, 1]),
+        (([torch.ones(2) for _ in range(9)], [weight] * 9), {}, [0] * 18),
+        ((x, {"a": changed}), {}, [0, 1]),
+        ((x, torch.eye(2).to_sparse()), {}, [0, 0]),
     ):
         checked = calls.CheckedCall(OpCall("op", None, args, kwargs, None, 0), None)
         overflow_tool._note_inputs(checked)
-        assert (list(checked.versions), checked.size) == (versions, size)
+        assert list(checked.versions) == versions
 
 
 def test_what_was_judged_is_not_held(device):

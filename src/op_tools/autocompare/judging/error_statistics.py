@@ -113,7 +113,7 @@ class Block:
         return squares if self.nonfinite is None else torch.where(squares.isfinite(), squares, 0.0)
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where a block is in the matrix: some whole rows, or a part of one long row."""
 
     rows: slice
@@ -134,14 +134,14 @@ class Place(NamedTuple):
 _ALL = slice(None)
 
 
-def _places(rows: int, columns: int, size: int) -> list[Place]:
+def _places(rows: int, columns: int, size: int) -> list[Position]:
     """Blocks of about `size` elements."""
     longest = max(size, _MIN_LONG_ROW)
     if columns > longest:
         parts = [slice(start, start + longest) for start in range(0, columns, longest)]
-        return [Place(slice(row, row + 1), part) for row in range(rows) for part in parts]
+        return [Position(slice(row, row + 1), part) for row in range(rows) for part in parts]
     height = max(1, size // columns)
-    return [Place(slice(start, start + height), _ALL) for start in range(0, rows, height)]
+    return [Position(slice(start, start + height), _ALL) for start in range(0, rows, height)]
 
 
 def _add(sums: dict[int, Tensor], key: int, more: Tensor) -> None:
@@ -153,7 +153,7 @@ def _end_to_end(parts: dict[int, Tensor], dimension: int) -> Tensor:
     return torch.cat([first, *others], dimension) if others else first
 
 
-class Numbers:
+class Matrix:
     """One tensor's numbers as a matrix, block by block."""
 
     def __init__(
@@ -182,19 +182,19 @@ class Numbers:
         self._only = self._read(self._places[0]) if len(self._places) == 1 else None
         self._floor, self._typical, self._share_of_column = self._typical_errors()
 
-    def _part(self, place: Place) -> list[Tensor | None]:
+    def _part(self, place: Position) -> list[Tensor | None]:
         return [None if part is None else place.of(part) for part in self._parts]
 
-    def _read(self, place: Place) -> Block:
+    def _read(self, place: Position) -> Block:
         got, expected, same, magnitude = self._part(place)
         assert got is not None
         assert expected is not None
         return Block(got, expected, same, magnitude, self._precision, self._careful)
 
-    def _block(self, place: Place) -> Block:
+    def _block(self, place: Position) -> Block:
         return self._read(place) if self._only is None else self._only
 
-    def _costs(self, place: Place) -> tuple[Tensor, Tensor | None]:
+    def _costs(self, place: Position) -> tuple[Tensor, Tensor | None]:
         """The sizes of the values; and what the op usually costs, squared."""
         if self._only is not None or self._careful:
             block = self._block(place)
@@ -235,7 +235,7 @@ class Numbers:
         share = _end_to_end(by_column, 1) / (self._rows * overall.clamp_min(1e-300)) if by_column else None
         return floor, typical, share
 
-    def _scale(self, place: Place, block: Block) -> Tensor:
+    def _scale(self, place: Position, block: Block) -> Tensor:
         """What each element may be off by."""
         scale = torch.maximum(block.half_ulp, self._floor)
         if self._typical is not None and block.usual is not None:

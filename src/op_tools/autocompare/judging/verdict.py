@@ -104,7 +104,7 @@ def judge(
         return wrong_shape(got, expected)
     if got.numel() == 0:
         return RIGHT
-    numbers = error_statistics.Numbers(got, expected, same, precision, sensitivity)
+    numbers = error_statistics.Matrix(got, expected, same, precision, sensitivity)
     found, limits = numbers.statistics(tolerance), precision.limits
     bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision)
     if abs(bias) > allowed_bias:
@@ -174,7 +174,7 @@ def first_look(
     `allowance`: what each element may be off by at least.
     """
     sensitivity = None if allowance is None else allowance * precision.limits.peak
-    return error_statistics.Numbers(got, expected, None, precision, sensitivity).unread_statistics(tolerance)
+    return error_statistics.Matrix(got, expected, None, precision, sensitivity).unread_statistics(tolerance)
 
 
 def cleared(found: Found, precision: Precision, tolerance: Tolerance, elements: int) -> Verdict | None:

@@ -72,7 +72,7 @@ class Look:
         return verdict.cleared(found, self.precision, self.tolerance, self.elements)
 
 
-class Glances:
+class PendingRows:
     """The rows of one call, or of its gradients, some of them to be decided by looks."""
 
     __slots__ = ("_alike", "looks", "rows", "undecided")
@@ -120,20 +120,20 @@ class FirstLook:
         self._tolerances = tolerances
         self.lenient: set[str] = set()  # ops of which a full look has cleared what a first one had not
 
-    def forward(self, call: ObservedCall, with_graph: bool) -> tuple[Reference, Glances]:
+    def forward(self, call: ObservedCall, with_graph: bool) -> tuple[Reference, PendingRows]:
         """Inputs and outputs; and the run beside which they are looked at."""
         reference = self._reference(call, with_graph)
-        return reference, self._glances(call.values(reference, joins_unchanged=True), reference)
+        return reference, self._pending_rows(call.values(reference, joins_unchanged=True), reference)
 
     def backward(
         self, call: ObservedCall, reference: Reference | None, arrived: Sequence[Any], gradients: Gradients
-    ) -> Glances:
+    ) -> PendingRows:
         """Its gradients, with the run that was kept for them if there is one. `arrived`: where the reference is."""
         if reference is None:
             reference = self._reference(call, True)
         if not reference.run_backward(arrived):
             raise OnlyInFull
-        return self._glances(call.gradient_values(reference, gradients), reference)
+        return self._pending_rows(call.gradient_values(reference, gradients), reference)
 
     def _reference(self, call: ObservedCall, with_graph: bool) -> Reference:
         name = call.name
@@ -143,36 +143,36 @@ class FirstLook:
             raise OnlyInFull
         return self._references.of(call, None, with_graph, first_look=True)
 
-    def _glances(self, values: Sequence[Value], reference: Reference) -> Glances:
-        glances = Glances()
+    def _pending_rows(self, values: Sequence[Value], reference: Reference) -> PendingRows:
+        pending_rows = PendingRows()
         made: dict[int, Row] = {}  # by the id of a value
         for value in values:
             if value.alike is not None and made[id(value.alike[0])] is made[id(value.alike[1])]:
-                glances.add_alike(value.name, made[id(value.alike[0])])
+                pending_rows.add_alike(value.name, made[id(value.alike[0])])
                 continue
-            row = self._add(glances, value, reference)
+            row = self._add(pending_rows, value, reference)
             made[id(value)] = row
             for member in value.members:
                 made[id(member)] = row
-        return glances
+        return pending_rows
 
-    def _add(self, glances: Glances, value: Value, reference: Reference) -> Row:
+    def _add(self, pending_rows: PendingRows, value: Value, reference: Reference) -> Row:
         name, got, expected, _, part, is_unchanged, before, members, _ = value
         if is_unchanged and (not isinstance(before, Tensor) or got is before):
-            return glances.add_judged(Row(name, verdict.RIGHT, *self._tolerances.of(reference.name, before)))
+            return pending_rows.add_judged(Row(name, verdict.RIGHT, *self._tolerances.of(reference.name, before)))
         if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
             tolerance = self._tolerances.of(reference.name, got)
             judged = verdict.judge_plain(got, expected, None, tolerance)
             if not judged.right:
                 raise OnlyInFull
-            return glances.add_judged(Row(name, judged, *tolerance))
+            return pending_rows.add_judged(Row(name, judged, *tolerance))
         if got.is_cpu:
             raise OnlyInFull
         dtype = got.dtype
         tolerance = self._tolerances.for_dtype(reference.name, dtype)
         row = Row(name, None, *tolerance, verdict.error_info(dtype, expected.dtype))
         if is_unchanged:
-            return glances.add(row, Look(got, before, None, tolerance))
+            return pending_rows.add(row, Look(got, before, None, tolerance))
         precision = allowance = None
         if not dtype.is_floating_point or (reference.is_exact and part.role != "gradient"):
             expected = expected.to(dtype)
@@ -184,7 +184,7 @@ class FirstLook:
         if not reference.ways.on_device and expected.is_cpu:
             expected = host_copies.on_device(expected, got.device)
             allowance = None if allowance is None else host_copies.on_device(allowance, got.device)
-        return glances.add(row, Look(got, expected, precision, tolerance, allowance))
+        return pending_rows.add(row, Look(got, expected, precision, tolerance, allowance))
 
 
 # ---- how two tensors lie in memory beside each other -----------------------------------------------------------------

@@ -48,6 +48,8 @@ PyMethodDef functions[] = {
     {"describe_call", python::method(describe_call), METH_FASTCALL,
      "(args, kwargs) -> their text in JSON, or None where Python has to put it into words"},
     {"describe", describe_value, METH_O, "one value, likewise"},
+    {"find_frame", python::method(where::find_frame), METH_FASTCALL,
+     "(files, code that calls forward) -> (code, instruction, module) of the user's frame, or None where Python has to look"},
     {"rows_of", python::method(tables::rows_of), METH_FASTCALL,
      "(args, kwargs) -> Rows of a table, or None where Python has to look"},
     {"rows_with", tables::rows_with, METH_O, "the addresses and numbers that Python has found -> Rows"},

@@ -70,4 +70,15 @@ inline bool find(PyObject* files, PyObject* calls_forward, Place& place) {
   return static_cast<bool>(place.code);
 }
 
+// find_frame(files, calls_forward) -> (code, instruction, module or None), or None
+inline PyObject* find_frame(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2 || !PyDict_Check(arguments[0])) {
+    PyErr_SetString(PyExc_TypeError, "find_frame(files, calls_forward)");
+    return nullptr;
+  }
+  Place place;
+  if (!find(arguments[0], arguments[1], place)) Py_RETURN_NONE;
+  return Py_BuildValue("(OlO)", place.code.ptr(), place.instruction, place.module.ptr());
+}
+
 }  // namespace where

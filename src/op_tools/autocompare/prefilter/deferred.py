@@ -21,7 +21,7 @@ from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.verdict import Verdict
 from op_tools.autocompare.observed import CannotCompare, ObservedCall, copied
 from op_tools.autocompare.prefilter import fused, screen
-from op_tools.autocompare.prefilter.first_look import FirstLook, Glances, Look, OnlyInFull
+from op_tools.autocompare.prefilter.first_look import FirstLook, Look, OnlyInFull, PendingRows
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.report import Outcome
 from op_tools.core.call import OpCall
@@ -43,11 +43,13 @@ Deliver = Callable[[OpCall, Outcome], None]
 class _PendingCall:
     """One call, or its gradients, in a window."""
 
-    __slots__ = ("_versions", "again", "call", "glances", "tensors")
+    __slots__ = ("_versions", "again", "call", "pending_rows", "tensors")
 
-    def __init__(self, call: OpCall, glances: Glances, again: Callable[[], Outcome], tensors: list[Tensor]) -> None:
+    def __init__(
+        self, call: OpCall, pending_rows: PendingRows, again: Callable[[], Outcome], tensors: list[Tensor]
+    ) -> None:
         self.call = call
-        self.glances = glances
+        self.pending_rows = pending_rows
         self.again = again  # examines it in full
         self.tensors = tensors  # that it would look at once more
         self._versions = versions_of(tensors)
@@ -72,7 +74,7 @@ class _Window(Batch):
     def add(self, record: _PendingCall) -> bool:
         """True where it is full now."""
         self.records.append(record)
-        for look in record.glances.looks:
+        for look in record.pending_rows.looks:
             self._looks.append(look)
             self._bytes += look.bytes
         return len(self.records) >= self._max_calls or self._bytes > self._max_bytes
@@ -103,7 +105,7 @@ class _Window(Batch):
         return not memory.isdisjoint(self._memory)
 
 
-class Later:
+class DeferredComparisons:
     """Any thread may add: backward has one of its own."""
 
     def __init__(self, examiner: Examiner, deliver: Deliver) -> None:
@@ -119,13 +121,13 @@ class Later:
         """Inputs and outputs of a call. With a `graph`, its run is returned, for the gradients that will come."""
         again = partial(self._examined, call, seen)
         try:
-            reference, glances = self._first_look.forward(seen, graph)
+            reference, pending_rows = self._first_look.forward(seen, graph)
         except (CannotCompare, OnlyInFull):  # a full examination says why
             self._deliver(call, again())
             return None
         # one that worked in place was given copies: what it has changed is among those that it kept
         tensors = [*(seen.given if seen.kept is None else seen.kept).tensors, *tensors_in((seen.result,))]
-        self._add(_PendingCall(call, glances, again, tensors))
+        self._add(_PendingCall(call, pending_rows, again, tensors))
         return reference if graph else None
 
     def lists(self, call: OpCall, flat: ObservedCall) -> None:
@@ -133,23 +135,23 @@ class Later:
         call = call.without_tensors()
         again = partial(self._examined_lists, call, flat)
         try:
-            _, glances = self._first_look.forward(flat, False)
+            _, pending_rows = self._first_look.forward(flat, False)
         except (CannotCompare, OnlyInFull):
             self._deliver(call, again())
         else:  # it holds copies, which nobody changes
-            self._add(_PendingCall(call, glances, again, []))
+            self._add(_PendingCall(call, pending_rows, again, []))
 
     def backward(self, call: OpCall, seen: ObservedCall, reference: Reference | None, gradients: Gradients) -> None:
         """Its gradients, with the run that was kept for them if there is one."""
         arrived = gradients.outputs if self._on_device else host_copies.host_copy(gradients.outputs)
         again = partial(self._examined_gradients, call, seen, gradients)
         try:
-            glances = self._first_look.backward(seen, reference, arrived, gradients)
+            pending_rows = self._first_look.backward(seen, reference, arrived, gradients)
         except (CannotCompare, OnlyInFull):
             self._deliver(call, again())
             return
         tensors = [*seen.given.tensors, *[one for one in (*gradients.outputs, *gradients.inputs) if one is not None]]
-        self._add(_PendingCall(call, glances, again, tensors))
+        self._add(_PendingCall(call, pending_rows, again, tensors))
 
     # ---- in full -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class Later:
         self._windows.read(wait=True)
 
     def _add(self, record: _PendingCall) -> None:
-        looks = record.glances.looks
+        looks = record.pending_rows.looks
         if not looks:
             self._decide(record, ())
             return
@@ -207,11 +209,11 @@ class Later:
     def _answer(self, window: _Window) -> None:
         verdicts = window.verdicts()
         for record in window.records:
-            self._decide(record, list(islice(verdicts, len(record.glances.looks))))
+            self._decide(record, list(islice(verdicts, len(record.pending_rows.looks))))
 
     def _decide(self, record: _PendingCall, verdicts: Sequence[Verdict | None]) -> None:
-        if record.glances.decide(verdicts):
-            outcome = Outcome(Comparison(record.glances.rows))
+        if record.pending_rows.decide(verdicts):
+            outcome = Outcome(Comparison(record.pending_rows.rows))
         elif record.is_intact():
             outcome = record.again()
             if not outcome.comparison.is_wrong:
