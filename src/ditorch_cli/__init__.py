@@ -16,6 +16,14 @@ _COMMANDS = {
     "run": ("ditorch_cli.run:run", "Run a program written for CUDA on the accelerator that is here, without an edit."),
     "demo": ("ditorch_cli.demo:demo", "Train a small GPT with one broken kernel and watch the loss go wrong."),
     "replay": ("ditorch_cli.replay:command", "Run captured op calls again, timed and compared."),
+    "compare": (
+        "ditorch_cli.compare:command",
+        "Compare two runs: the first call that differs, and whether it is guilty.",
+    ),
+    "reproduce": (
+        "ditorch_cli.reproduce:command",
+        "Make a captured op call a small script that needs torch only and fails while the fault is there.",
+    ),
     "conformance": (
         "ditorch_cli.conformance:conformance",
         "Run PyTorch's own tests and ops on this accelerator; tables, causes, comparisons.",

@@ -22,6 +22,7 @@ LAYERS = (
     {"core"},
     {"autocompare", "capture", "timing", "overflow", "reroute", "observe"},
     {"replay"},
+    {"compare_runs", "reproduce"},
     {"run", "run_op_from_data", "__init__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ _MOST_SITES = 100_000  # places in the program; shapes that change at every step
 _MOST_UNSETTLED = 50_000  # records, so many at most that a reader must remember
 _LONGEST = 0.25  # seconds that a step's records wait to be written
 _NOTHING: dict[str, Any] = {}
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # the running backward pass
 
 
 class _Site:
@@ -144,11 +145,12 @@ class Statistics:
                 self._unsettled += len(tensors)
                 found = self._repeats.find(call, tensors)
                 known = () if found is None else found[0]
-                place = (call.name, part, call.where.line(), call.where.module, known, key)
+                in_backward = part != "gradients" and _graph_task() >= 0  # checkpointing computes it again
+                place = (call.name, part, call.where.line(), call.where.module, known, key, in_backward)
                 site = self._sites.get(place)
                 if site is None:
                     site = self._sites[place] = _Site(len(self._sites), tensors, known)
-                    self._writer.add(partial(self._describe, _description(call, part, args, kwargs)))
+                    self._writer.add(partial(self._describe, _description(call, part, args, kwargs, in_backward)))
                 self._order += 1
                 label = (site.number, call.id, call.step, self._order)
                 self._digest(site, tensors, addresses, label)
@@ -211,7 +213,8 @@ class Statistics:
 
     def _file(self) -> Pack:
         if self._pack is None:
-            head = {**process.identity(), "torch": torch.__version__, "sketch": digest.SKETCH_VERSION}
+            about = {"torch": torch.__version__, "sketch": digest.SKETCH_VERSION, "tf32": _tf32()}
+            head = {**process.identity(), **about}
             path = paths.capture_statistics(self._out)
             self._pack = Pack(path, head)
             self._files.append(str(path))
@@ -257,20 +260,34 @@ class Statistics:
         self._is_full = self._is_full or pack.length >= _LARGEST_FILE
 
 
+def _tf32() -> list[str]:
+    """What the device may compute with ten bits in place of float32's 23."""
+    if torch.version.cuda is None:
+        return []
+    try:
+        allowed = {"matmul": torch.backends.cuda.matmul.allow_tf32, "convolution": torch.backends.cudnn.allow_tf32}
+    except RuntimeError:  # the program has set them by the names of a later release
+        return ["matmul", "convolution"]
+    return [name for name, is_allowed in allowed.items() if is_allowed]
+
+
 def _spread(labels: list[_Label], times: list[int]) -> Tensor:
     """Each label so many times."""
     lines = torch.tensor(labels, dtype=torch.int64, device="cpu")
     return lines.repeat_interleave(torch.tensor(times, dtype=torch.int64, device="cpu"), 0)
 
 
-def _description(call: OpCall, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _description(
+    call: OpCall, part: str, args: tuple[Any, ...], kwargs: dict[str, Any], in_backward: bool
+) -> dict[str, Any]:
     if part == "gradients":
         inputs, outputs = args
         tensors = _described("grad_inputs", trees.arguments(tuple(inputs), {}))
         tensors += _described("grad_outputs", trees.arguments(tuple(outputs), {}))
     else:
         tensors = _described(part, trees.results(args[0]) if part == "output" else trees.arguments(args, kwargs))
-    return {"op": call.name, "source": call.where.line(), "module": call.where.module, "tensors": tensors}
+    described = {"op": call.name, "source": call.where.line(), "module": call.where.module, "tensors": tensors}
+    return {**described, "recomputed": True} if in_backward else described
 
 
 def _described(part: str, places: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:

@@ -194,7 +194,7 @@ class _Compared(OpAutoCompare):
         self._results[id(capture.where)] = result
         self._captures.append(Replayable(capture.name, None, (), {}, (), capture.where, None))
         if self.sees_cpu:
-            for comparison in _captured_results(Path(result.folder), capture):
+            for comparison in captured_results(Path(result.folder), capture):
                 _note(result, comparison, "captured ")
 
     def take(self, call: OpCall, outcome: Outcome) -> None:
@@ -216,7 +216,7 @@ def _note(result: CallResult, comparison: Comparison, whose: str = "") -> None:
             result.wrong.append(Wrong(f"{whose}{what}", row.verdict.reason, row.verdict.severity))
 
 
-def _captured_results(folder: Path, capture: Replayable) -> list[Comparison]:
+def captured_results(folder: Path, capture: Replayable) -> list[Comparison]:
     """What the device gave when the call was captured, compared with the CPU in higher precision."""
     saved = store.load(folder)
     if saved.output is None:

@@ -29,8 +29,9 @@ from op_tools.storage.files import check_regular, write_all
 
 _MAGIC = b"op_tools statistics 2\n"
 _MAGICS = {_MAGIC: 2, b"op_tools statistics 1\n": 1}
+_LONGEST_HEAD = 100_000
 _BLOCK = struct.Struct("<cLL")  # kind, length, checksum
-_DESCRIPTION, _TABLE, _REPEATED = b"D", b"T", b"R"
+DESCRIPTION, TABLE, REPEATED = b"D", b"T", b"R"
 # description, forward_id, step, order, number of the tensor in the description; elements, NaN, infinities, checksum;
 # then min, max, mean, std, norm, sketch
 _LINE = struct.Struct(f"<9q{5 + SKETCH}d")
@@ -81,17 +82,17 @@ class Pack:
 
     def describe(self, description: dict[str, Any]) -> None:
         """The next description; they are numbered from 0."""
-        self._append(_DESCRIPTION, json.dumps(description, ensure_ascii=False).encode(errors="backslashreplace"))
+        self._append(DESCRIPTION, json.dumps(description, ensure_ascii=False).encode(errors="backslashreplace"))
 
     def add(self, lines: Tensor) -> None:
         """Lines of nine integers, and of floating-point numbers whose bits are given as integers."""
         lines = lines.contiguous()
-        self._append(_TABLE, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
+        self._append(TABLE, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
         self.records += len(lines)
 
     def repeat(self, lines: Tensor) -> None:
         """Records that are equal to others since the last time, which need not be remembered any more."""
-        self._append(_REPEATED, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
+        self._append(REPEATED, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
         self.records += len(lines)
 
     def close(self) -> None:
@@ -158,20 +159,26 @@ def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
         return
     descriptions: list[dict[str, Any]] = []
     known: dict[tuple[int, int, int], tuple[Any, ...]] = {}
-    for layout, kind, content in _blocks(path):
-        if kind == _DESCRIPTION:
+    for layout, kind, content in blocks(path):
+        if kind == DESCRIPTION:
             descriptions.append(json.loads(content))
-        elif kind == _TABLE:
-            for line in _lines(content, layout):
+        elif kind == TABLE:
+            for line in lines(content, layout):
                 known[line[0], line[1], line[4]] = line
                 yield _record(descriptions, line)
-        elif kind == _REPEATED:
-            for *call, description, forward_id, number in _repeated_lines(content, layout):
+        elif kind == REPEATED:
+            for *call, description, forward_id, number in repeated_lines(content, layout):
                 yield _record(descriptions, (*call, *known[description, forward_id, number][5:]))
             known.clear()
 
 
-def _lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
+def line_width(kind: bytes, layout: int) -> int:
+    """Numbers of eight bytes in a line of such a block; 0 where it has none."""
+    lines = {TABLE: (_LINE_1, _LINE), REPEATED: (_REPEATED_LINE_1, _REPEATED_LINE)}
+    return lines[kind][layout - 1].size // 8 if kind in lines else 0
+
+
+def lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
     if layout == 2:
         yield from _LINE.iter_unpack(content)
         return
@@ -179,7 +186,7 @@ def _lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
         yield (*line[:3], 0, *line[3:])
 
 
-def _repeated_lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
+def repeated_lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
     if layout == 2:
         yield from _REPEATED_LINE.iter_unpack(content)
         return
@@ -187,11 +194,28 @@ def _repeated_lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
         yield (*line[:3], 0, *line[3:])
 
 
-def _blocks(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
+def head(path: Path) -> dict[str, Any]:
+    """What stands at the beginning of a file: the process that wrote it, its torch, the version of its sketches."""
+    try:
+        check_regular(path)
+        with open(path, "rb") as file:
+            _layout(path, file.readline(len(_MAGIC)))
+            found = json.loads(file.readline(_LONGEST_HEAD))
+    except (OSError, ValueError) as error:
+        if isinstance(error, CaptureError):
+            raise
+        raise CaptureError(f"{path} cannot be used: its first lines cannot be read") from None
+    if not isinstance(found, dict):
+        raise CaptureError(f"{path} cannot be used: its first lines cannot be read")
+    return found
+
+
+def blocks(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
     """The file's layout, and the kind and content of each block."""
     try:
         check_regular(path)
         with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
             layout = _layout(path, file.readline(len(_MAGIC)))
             file.readline()
             while True:
@@ -200,7 +224,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
                 if len(header) < _BLOCK.size:
                     return
                 kind, length, checksum = _BLOCK.unpack(header)
-                content = file.read(length)
+                content = file.read(length) if length <= size - file.tell() else b""
                 if len(content) < length:
                     return  # the process ended here
                 if zlib.crc32(content) != checksum:

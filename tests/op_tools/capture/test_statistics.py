@@ -454,7 +454,7 @@ def test_a_reader_need_not_remember_everything(device, monkeypatch):
         for _ in range(50):
             x.neg()
     (path,) = packs()
-    assert [kind for _, kind, _ in pack._blocks(path)].count(pack._REPEATED) >= 4
+    assert [kind for _, kind, _ in pack.blocks(path)].count(pack.REPEATED) >= 4
     assert len(list(pack.read(path))) == 100
 
 

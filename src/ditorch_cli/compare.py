@@ -1,0 +1,68 @@
+"""`ditorch compare RUN_A RUN_B`: the first call that differs, and whether it is guilty or carries what came in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+_WIDTH = 120  # where there is no terminal
+
+
+@click.command()
+@click.argument("run_a", type=click.Path(path_type=Path))
+@click.argument("run_b", type=click.Path(path_type=Path))
+@click.option(
+    "--healthy",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="A second run of RUN_A's side, with weights moved by a rounding error, or on another healthy device: how far "
+    "its calls move is how far they may.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Captured data of RUN_B's side (`ditorch run --capture=data`), which settles suspects. Default: RUN_B's own.",
+)
+@click.option(
+    "--limit", type=click.FloatRange(min=1), help="How many times further apart than its inputs a call may be."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON (ditorch.compare/1), and no more.")
+def command(
+    run_a: Path, run_b: Path, healthy: Path | None, data: Path | None, limit: float | None, as_json: bool
+) -> None:
+    """Compare two runs by their statistics: RUN_A is the good one, RUN_B the one in doubt.
+
+    Each is a folder of `ditorch run --capture=statistics`, or one that OpCapture wrote. The exit code is 0 where they
+    agree within rounding, 1 where they differ, 2 where that cannot be told.
+    """
+    from op_tools.compare_runs import report
+    from op_tools.compare_runs.comparison import compare
+    from op_tools.compare_runs.findings import UNKNOWN
+    from op_tools.compare_runs.judging import LIMIT
+    from op_tools.compare_runs.reading import Run
+    from op_tools.compare_runs.settling import settle
+    from op_tools.errors import CaptureError
+
+    try:
+        found = compare(Run(run_a), Run(run_b), Run(healthy) if healthy else None, limit or LIMIT)
+        if data is not None or run_b.is_dir():
+            settle(found, data or run_b)
+    except CaptureError as error:
+        print(f"ditorch compare: {error}", file=sys.stderr)
+        sys.exit(UNKNOWN)
+    if as_json:
+        print(json.dumps(report.as_json(found), indent=1))
+    else:
+        show(report.text(found, shutil.get_terminal_size((_WIDTH, 24)).columns))
+    sys.exit(found.exit_code)
+
+
+def show(text: str) -> None:
+    """Whatever letters the terminal knows."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))

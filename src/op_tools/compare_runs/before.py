@@ -1,0 +1,77 @@
+"""What differs before the first op: what `ditorch run` wrote of both runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from op_tools.compare_runs.findings import Before
+from op_tools.compare_runs.reading import Run
+
+_ENVIRONMENT = ("python", "torch", "platform", "world_size")
+_NOT_TOLD = (
+    "OP_",
+    "DITORCH_RUN",
+    "PYTHONPATH",
+    "RANK",
+    "LOCAL_",
+    "GROUP_",
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_PORT",
+    "SLURM_",
+)
+_MAX_NAMED = 20
+
+
+def differences(a: Run, b: Run) -> list[Before]:
+    """Nothing where a run has no manifest: OpCapture alone writes none."""
+    return [*_of_manifests(a.manifest(), b.manifest()), *_of_models(a.processes(), b.processes())]
+
+
+def _of_manifests(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Before]:
+    if not a or not b:
+        return
+    for name in _ENVIRONMENT:
+        if a.get(name) != b.get(name):
+            yield Before("environment", name, a.get(name), b.get(name))
+    for name in ("backend", "name", "driver"):
+        one, other = _part(a, "device").get(name), _part(b, "device").get(name)
+        if one != other:
+            yield Before("environment", f"device {name}", one, other)
+    for group, label in (("packages", "package"), ("variables", "variable")):
+        for name in _differing(_part(a, group), _part(b, group))[:_MAX_NAMED]:
+            if group == "packages" or not name.startswith(_NOT_TOLD):
+                yield Before("environment", f"{label} {name}", _part(a, group).get(name), _part(b, group).get(name))
+    if a.get("command") != b.get("command"):
+        yield Before("code", "command", a.get("command"), b.get("command"))
+    for name in ("commit", "has_changes"):
+        one, other = _part(a, "git").get(name), _part(b, "git").get(name)
+        if one != other:
+            yield Before("code", f"git {name}", one, other)
+    seeds = [sorted(str(seed) for seed in _part(one, "seeds").values()) for one in (a, b)]
+    if seeds[0] != seeds[1]:
+        yield Before("seeds", "torch.initial_seed()", seeds[0], seeds[1])
+
+
+def _of_models(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> Iterator[Before]:
+    """Parameters and buffers as they were at the first step, by name."""
+    for one, other in zip(a, b):
+        x = {row["name"]: row for row in one.get("model", ()) if isinstance(row, dict) and "name" in row}
+        y = {row["name"]: row for row in other.get("model", ()) if isinstance(row, dict) and "name" in row}
+        if not x or not y:
+            continue
+        for name in sorted(x.keys() ^ y.keys())[:_MAX_NAMED]:
+            yield Before("code", f"parameter {name}", name in x, name in y)
+        for name in [name for name in x if name in y][: 10 * _MAX_NAMED]:
+            for key in ("shape", "dtype"):
+                if x[name].get(key) != y[name].get(key):
+                    yield Before("code", f"{key} of {name}", x[name].get(key), y[name].get(key))
+
+
+def _part(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    found = manifest.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    return [name for name in sorted({*a, *b}) if a.get(name) != b.get(name)]

@@ -1,0 +1,225 @@
+"""Is a call guilty, or does it carry what came in? Told by how much further its results are apart than its arguments.
+
+An output is guilty if its distance is more than LIMIT times the largest of
+  - the distance of what went in; what is known of a tensor from where it was made counts, too, halved at each call,
+  - the rounding of the coarsest dtype among the call's tensors,
+  - with a healthy second run: how far this output moved there, for each unit that the inputs moved.
+A result that is far smaller than what it was made from is what is left of a cancellation: its distance is relative to
+the larger. Of an op on lists, each result is judged by its own arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from op_tools.compare_runs.calls import CHECKSUM, NORM, NUMEL, Backward, Call, Seen
+from op_tools.compare_runs.distance import TF32_UNIT, UNITS, Distance, distance, is_float, same_bits
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+
+LIMIT = (
+    8.0  # set on one half of the models and faults of benchmarks/compare_runs.py, which tells how it does on the other
+)
+_LIST_LIMIT = 2.0  # times as much for ops on lists: an optimizer divides rounding by rounding
+_DECAY = 0.5
+_NO_FUNCTION = Trait.RANDOM | Trait.DROPOUT | Trait.EMPTY | Trait.BRINGS_DATA  # of its arguments
+_STEPS_FACTOR = 2.0  # what works from one time step to the next gathers rounding inside
+_JUMPS = Trait.JUMPS | Trait.ORDER | Trait.CHOICE
+_SUMS = {
+    "add", "sub", "__add__", "__sub__", "__radd__", "__rsub__", "__iadd__", "__isub__", "add_", "sub_", "sum", "mean",
+    "addmm",
+    "_foreach_add_", "_foreach_sub_", "_foreach_lerp_", "_foreach_addcdiv_", "_foreach_add", "_foreach_sub",
+}  # fmt: skip
+
+
+@dataclass
+class Event:
+    """One forward or backward of a call that both runs have."""
+
+    a: Call
+    b: Call
+    phase: str  # forward, recomputed, backward
+    order: int  # in run A
+    result: Seen | None  # the result that is furthest out, of run A
+    distance: float  # of that result
+    inputs: float  # the largest distance of what went in
+    score: float  # how many times further apart than it may be; above the limit the call is guilty
+    limit: float
+    is_source: bool = False  # nothing went in: data, random numbers, new tensors
+    inputs_same: bool = False  # bit by bit
+
+    @property
+    def is_guilty(self) -> bool:
+        return self.score > self.limit and not self.is_source
+
+
+@dataclass
+class Moved:
+    """How far one event's results and arguments moved in a healthy second run, by name."""
+
+    outputs: dict[str, float]
+    inputs: dict[str, float]
+
+
+class Judge:
+    """Judges the events of one step, in their order: what was told of a tensor where it was made is remembered."""
+
+    def __init__(self, tf32: Iterable[str] = (), with_sketch: bool = True, limit: float = LIMIT) -> None:
+        self._tf32 = set(tf32)
+        self._with_sketch = with_sketch
+        self._limit = limit
+        self._levels: dict[int, float] = {}  # by the checksum of run A's tensor
+        self._views: dict[int, float] = {}  # by the same: the largest distance that views of it tell
+
+    def begin_step(self, calls: Iterable[tuple[Call, Call]] = ()) -> None:
+        """Views have the numbers of what they are views of, in another order: each is another look at the same."""
+        self._levels.clear()
+        self._views.clear()
+        for a, b in calls:
+            if catalogue.has(a.site.op, Trait.ALWAYS_VIEW):
+                self._look_through(a.inputs, a.outputs, b.inputs, b.outputs)
+                for one, other in zip(a.backwards, b.backwards):
+                    self._look_through(one.outputs, one.inputs, other.outputs, other.inputs)
+
+    def _look_through(self, *seen: dict[str, Seen]) -> None:
+        first, second, other_first, other_second = (list(one.values())[:1] for one in seen)
+        if not (first and second and other_first and other_second):
+            return
+        if first[0].numbers[NUMEL] != second[0].numbers[NUMEL]:
+            return  # a part of it, or one that repeats it
+        pairs = ((first[0], other_first[0]), (second[0], other_second[0]))
+        found = [distance(one, other, self._with_sketch) for one, other in pairs]
+        told = max((one.told for one in found if one is not None and one.told < math.inf), default=0.0)
+        for seen_one in (first[0], second[0]):
+            key = seen_one.numbers[CHECKSUM]
+            self._views[key] = max(told, self._views.get(key, 0.0))
+
+    def forward(self, a: Call, b: Call, moved: Moved | None = None) -> Event:
+        phase = "recomputed" if a.site.is_recomputed else "forward"
+        return self._judge(a, b, phase, a.order, (a.inputs, b.inputs), (a.outputs, b.outputs), (), moved)
+
+    def backward(self, a: Call, b: Call, one: Backward, other: Backward, moved: Moved | None = None) -> Event:
+        inputs = ({**a.inputs, **a.outputs, **one.outputs}, {**b.inputs, **b.outputs, **other.outputs})
+        flowing = tuple(one.outputs.values())
+        return self._judge(a, b, "backward", one.order, inputs, (one.inputs, other.inputs), flowing, moved)
+
+    def moved(self, a: Call, healthy: Call, one: Backward | None = None, other: Backward | None = None) -> Moved:
+        """The same for a healthy second run of A."""
+        if one is None or other is None:
+            inputs, outputs = (a.inputs, healthy.inputs), (a.outputs, healthy.outputs)
+        else:
+            given = ({**a.inputs, **a.outputs, **one.outputs}, {**healthy.inputs, **healthy.outputs, **other.outputs})
+            inputs, outputs = given, (one.inputs, other.inputs)
+        told_in, told_out = self._distances(*inputs, with_views=False), self._distances(*outputs, with_views=False)
+        return Moved(
+            {name: found.told for name, found in told_out.items()},
+            {name: self._came_in(inputs[0], told_in, seen, a.site.is_list)[0] for name, seen in outputs[0].items()},
+        )
+
+    def _distances(self, a: dict[str, Seen], b: dict[str, Seen], with_views: bool = True) -> dict[str, Distance]:
+        found = {}
+        for name, seen in a.items():
+            other = b.get(name)
+            told = None if other is None else distance(seen, other, self._with_sketch)
+            if told is not None:
+                viewed = self._views.get(seen.numbers[CHECKSUM], 0.0) if told.told and with_views else 0.0
+                found[name] = told if viewed <= told.told else Distance(viewed, max(viewed, told.at_most))
+        return found
+
+    def _judge(
+        self,
+        a: Call,
+        b: Call,
+        phase: str,
+        order: int,
+        inputs: tuple[dict[str, Seen], dict[str, Seen]],
+        outputs: tuple[dict[str, Seen], dict[str, Seen]],
+        flowing: tuple[Seen, ...],
+        moved: Moved | None,
+    ) -> Event:
+        limit = self._limit * (_LIST_LIMIT if a.site.is_list else 1)
+        event = Event(a, b, phase, order, None, 0.0, 0.0, 0.0, limit, is_source=not inputs[0])
+        told_in, told_out = self._distances(*inputs), self._distances(*outputs)
+        unit = self._unit(a, b, inputs, outputs)
+        event.inputs = max((found.told for found in told_in.values()), default=0.0)
+        pairs = [(seen, inputs[1].get(name)) for name, seen in inputs[0].items()]
+        event.inputs_same = all(other is not None and same_bits(seen, other) for seen, other in pairs)
+        is_random = catalogue.has(a.site.op, _NO_FUNCTION) and phase != "backward"
+        jumps, is_recurrent = catalogue.has(a.site.op, _JUMPS), catalogue.has(a.site.op, Trait.STEPS)
+        for name, found in told_out.items():
+            seen = outputs[0][name]
+            came_in, level = self._came_in(inputs[0], told_in, seen, a.site.is_list)
+            self._remember(seen, max(found.told, _DECAY * level))
+            if found.told == 0 or is_random:
+                continue
+            allowed = max(came_in, level, unit, 1e-300)
+            if jumps:  # a small share of the elements falls on the other side
+                allowed = max(allowed, math.sqrt(allowed))
+            allowed *= _cancelled(a, seen, phase, inputs[0], flowing) * (_STEPS_FACTOR if is_recurrent else 1.0)
+            if moved is not None:
+                allowed = max(allowed, _as_moved(moved, name, came_in, unit))
+            if not is_float(seen) and not event.inputs_same:
+                allowed = math.inf  # a choice, such as argmax, turns on the last digit
+            score = found.told / allowed if allowed < math.inf else 0.0
+            if score > event.score or (score == event.score and found.told > event.distance):
+                event.result, event.distance, event.score = seen, found.told, score
+        return event
+
+    def _came_in(
+        self, inputs: dict[str, Seen], told: dict[str, Distance], output: Seen, is_list: bool
+    ) -> tuple[float, float]:
+        """The largest distance of the arguments that this result is made from: as told, and as is known from before."""
+        own, known = 0.0, 0.0
+        for name, found in told.items():
+            seen = inputs[name]
+            if is_list and seen.kind.group != output.kind.group and output.kind.group >= 0:
+                continue
+            own = max(own, found.at_most)
+            known = max(known, self._levels.get(seen.numbers[CHECKSUM], 0.0))
+        return own, known
+
+    def _remember(self, seen: Seen, level: float) -> None:
+        if level < math.inf:
+            key = seen.numbers[CHECKSUM]
+            self._levels[key] = max(level, self._levels.get(key, 0.0))
+
+    def _unit(
+        self,
+        a: Call,
+        b: Call,
+        inputs: tuple[dict[str, Seen], dict[str, Seen]],
+        outputs: tuple[dict[str, Seen], dict[str, Seen]],
+    ) -> float:
+        """The rounding of the coarsest dtype that takes part."""
+        tensors = [seen for pair in (inputs, outputs) for one in pair for seen in one.values()]
+        unit = max((UNITS.get(seen.kind.dtype, 0.0) for seen in tensors), default=0.0)
+        traits = catalogue.of(a.site.op) or Trait(0)
+        is_tf32 = ("matmul" in self._tf32 and traits & Trait.MATRIX) or (
+            "convolution" in self._tf32 and traits & Trait.CONVOLUTION
+        )
+        return max(unit, TF32_UNIT) if is_tf32 else unit
+
+
+def _as_moved(moved: Moved, name: str, came_in: float, unit: float) -> float:
+    """As far as in the healthy run, for each unit of the inputs' distance."""
+    far = moved.outputs.get(name, 0.0)
+    if not 0 < far < math.inf:
+        return 0.0
+    return far * max(1.0, came_in / max(moved.inputs.get(name, 0.0), unit, 1e-300))
+
+
+def _cancelled(a: Call, output: Seen, phase: str, inputs: dict[str, Seen], flowing: tuple[Seen, ...]) -> float:
+    """How much larger what it was made from is than the result."""
+    norm = 0.0
+    if phase == "backward":
+        own = output.kind.name.replace("grad_inputs", "input")
+        others = [seen for name, seen in inputs.items() if name.startswith("input") and name != own and is_float(seen)]
+        sizes = [seen.numbers[NORM] / math.sqrt(max(seen.numbers[NUMEL], 1)) for seen in others]
+        factor = min(1.0, max(sizes, default=1.0))  # a product's own factor
+        norm = max((seen.numbers[NORM] for seen in flowing), default=0.0) * factor
+    elif a.site.op.rpartition(".")[2] in _SUMS:
+        norm = max((seen.numbers[NORM] for seen in inputs.values() if is_float(seen)), default=0.0)
+    ratio = norm / max(output.numbers[NORM], 1e-300)
+    return max(ratio, 1.0) if ratio < math.inf else 1.0

@@ -1,0 +1,176 @@
+"""What a comparison found, in words and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from op_tools.compare_runs.findings import SCHEMA, Before, Findings, Place
+from op_tools.output import tables
+
+_MAX_BEFORE = 12
+_MAX_MODULES = 30
+_MAX_GUILTY = 5
+
+
+def as_json(found: Findings) -> dict[str, Any]:
+    """docs/compare.md describes it."""
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "runs": [found.a, found.b],
+        "exit_code": found.exit_code,
+        "first_divergence": None if found.first_divergence is None else asdict(found.first_divergence),
+        "guilty": [asdict(place) for place in found.guilty],
+        "before": [asdict(one) for one in found.before],
+        "suspects": [asdict(place) for place in found.suspects],
+        "cleared": [asdict(place) for place in found.cleared],
+        "chain": [asdict(place) for place in found.chain],
+        "worst": [asdict(place) for place in found.worst],
+        "modules": [asdict(row) for row in found.modules],
+        "not_comparable": found.not_comparable,
+        "counts": {
+            "steps": found.steps,
+            "calls": found.calls,
+            "events": found.events,
+            "same": found.same,
+            "only_a": found.only_a,
+            "only_b": found.only_b,
+        },
+        "ranks": found.ranks,
+    }
+    plain: dict[str, Any] = _plain(content)
+    return plain
+
+
+def text(found: Findings, width: int) -> str:
+    """What differs before the first op; the first divergence; the worst; the modules; what cannot be compared."""
+    lines = [*_before(found), *_first(found), *_worst(found, width), *_modules(found, width), *_rest(found)]
+    # names come from files, and must not be able to steer the terminal
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in "\n".join(lines))
+
+
+def _before(found: Findings) -> Iterator[str]:
+    if not found.before:
+        return
+    yield "before the first op"
+    for one in found.before[:_MAX_BEFORE]:
+        yield f"  {_difference(one)}"
+    if len(found.before) > _MAX_BEFORE:
+        yield f"  … and {len(found.before) - _MAX_BEFORE} more (--json)"
+    yield ""
+
+
+def _difference(one: Before) -> str:
+    if one.moves_numbers:
+        apart = f", {one.a:.2g} apart" if isinstance(one.a, float) else ""
+        return f"{one.what} from outside, step {one.step}, rank {one.rank}: {one.name}{apart}"
+    return f"{one.what}: {one.name}: {_short(one.a)} | {_short(one.b)}"
+
+
+def _short(value: Any) -> str:
+    words = str(value)
+    return words if len(words) <= 100 else f"{words[:99]}…"
+
+
+def _first(found: Findings) -> Iterator[str]:
+    first = found.first_divergence
+    if first is None:
+        same = f"{found.same:,} of {found.events:,} bit by bit"
+        if found.calls:
+            yield f"no divergence: {found.calls:,} calls in {found.steps} steps agree within rounding, {same}"
+        else:
+            yield "cannot tell: the runs have no call in common"
+        yield ""
+        return
+    yield f"first divergence: {first.kind}"
+    yield from (f"  {line}" for line in _place(first))
+    reason = (
+        "its inputs agree within rounding, its results do not" if first.kind == "guilty" else "it came from outside"
+    )
+    yield f"  {reason}: results {first.distance:.2g} apart, inputs {first.inputs:.2g} (relative to their norms)"
+    if first.reason:
+        yield f"  its data says so, too: {first.reason}"
+        yield f"  ditorch reproduce {first.capture}"
+    if len(found.chain) > 1:
+        ways = " → ".join(f"{one.op.rpartition('.')[2]} {one.distance:.1g}" for one in found.chain)
+        yield f"  from there: {ways}"
+    others = found.guilty[1:] if first.kind == "guilty" else found.guilty
+    if others:
+        yield f"perhaps guilty as well, behind it: {len(others)}"
+        for place in others[:_MAX_GUILTY]:
+            yield f"  {' | '.join(_place(place))}: {place.distance:.2g} from {place.inputs:.2g}"
+    yield ""
+
+
+def _place(place: Place) -> Iterator[str]:
+    module = f" in {place.module}" if place.module else ""
+    tensor = f"{place.part}{place.place} {tuple(place.shape)} {place.dtype}"
+    yield f"step {place.step}, rank {place.rank}: {place.op}{module}, {place.phase}, {tensor}"
+    yield place.where
+
+
+def _worst(found: Findings, width: int) -> Iterator[str]:
+    if not found.worst:
+        return
+    rows = [
+        [
+            str(one.step),
+            str(one.rank),
+            one.op,
+            one.module,
+            one.phase,
+            f"{one.distance:.2g}",
+            f"{one.inputs:.2g}",
+            one.kind,
+        ]
+        for one in found.worst[:_MAX_GUILTY]
+    ]
+    yield "furthest apart"
+    yield tables.fitted(("step", "rank", "op", "module", "phase", "distance", "of inputs", "kind"), rows, width)
+
+
+def _modules(found: Findings, width: int) -> Iterator[str]:
+    rows = [row for row in found.modules if row.distance > 0]
+    if not rows:
+        return
+    cells = [
+        [
+            row.module or "(no module)",
+            str(row.events),
+            str(row.same),
+            str(row.guilty or ""),
+            f"{row.distance:.2g}",
+            row.op,
+        ]
+        for row in rows[:_MAX_MODULES]
+    ]
+    yield "by module, in the order in which they ran"
+    yield tables.fitted(("module", "events", "same bits", "guilty", "largest", "of"), cells, width)
+    if len(rows) > _MAX_MODULES:
+        yield f"… and {len(rows) - _MAX_MODULES} more (--json)"
+
+
+def _rest(found: Findings) -> Iterator[str]:
+    for place in found.cleared:
+        yield f"cleared by its data: step {place.step}, {place.op} in {place.module or 'no module'}, {place.phase}"
+    doubtful = [place for place in found.suspects if place.kind != "guilty"] if not found.guilty else []
+    if doubtful:
+        ops = ", ".join(dict.fromkeys(place.op for place in doubtful[:_MAX_GUILTY]))
+        yield f"nothing is certain, most suspect: {ops}; to settle it: ditorch run --capture=data --ops … --steps …"
+    for line in found.not_comparable:
+        yield f"not comparable: {line}"
+    yield (
+        f"{found.calls:,} calls compared in {found.steps} steps and {len(found.ranks)} rank(s); only in the first run "
+        f"{found.only_a:,}, only in the second {found.only_b:,}"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: there is no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,211 @@
+"""Two runs of a small network: which call is guilty, which carries, and what differs before the first op."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import op_tools
+from ditorch.sim import faults
+from ditorch_cli.compare import command
+from op_tools.compare_runs import report
+from op_tools.compare_runs.comparison import compare
+from op_tools.compare_runs.reading import Run
+from op_tools.core.steps import STEPS
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(24, 48), nn.LayerNorm(48), nn.Linear(48, 24)
+        self.adds_a_call = False
+
+    def forward(self, x):
+        y = self.norm(torch.nn.functional.gelu(self.up(x)))
+        if self.adds_a_call:
+            y = y.clone()
+        return self.down(y).tanh()
+
+
+@pytest.fixture
+def record(device):
+    """Trains for two steps; the folder of its statistics."""
+    if device != "sim":
+        pytest.skip("breaks kernels of the simulated device")
+
+    def run(name, fault="", seed=0, data_seed=0, dtype=None, **options):
+        STEPS.forget()
+        torch.manual_seed(seed)
+        net = Net().to(device)
+        net.adds_a_call = options.pop("adds_a_call", False)
+        optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+        injection = faults.inject(fault, device) if fault else None
+        generator = torch.Generator().manual_seed(data_seed)
+        options = {"mode": "statistics", **options}
+        with op_tools.OpCapture(out=name, verbose=0, **options):
+            for _ in range(2):
+                x = torch.randn(16, 24, generator=generator).to(device)
+                with torch.autocast(device, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+                    loss = net(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        if injection is not None:
+            injection.remove()
+        return Path(name)
+
+    return run
+
+
+def compared(*arguments):
+    done = CliRunner().invoke(command, [*map(str, arguments), "--json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_equal_runs_are_the_same(record):
+    code, found = compared(record("a"), record("b"))
+    assert code == found["exit_code"] == 0
+    assert (found["first_divergence"], found["guilty"], found["before"]) == (None, [], [])
+    assert found["schema"] == "ditorch.compare/1"
+    assert found["counts"]["same"] == found["counts"]["events"] > 40
+    assert found["counts"]["steps"] == 2
+
+
+FAULTS = [
+    ("aten.addmm: noise=1e-3", "torch.nn.functional.linear", "up", "forward", "output"),
+    ("aten.gelu: round=bfloat16", "torch.nn.functional.gelu", "Net", "forward", "output"),
+    (
+        "aten.native_layer_norm_backward: scale=1.05",
+        "torch.nn.functional.layer_norm",
+        "norm",
+        "backward",
+        "grad_inputs",
+    ),
+    ("aten.tanh_backward: noise=1e-2", "torch.Tensor.tanh", "Net", "backward", "grad_inputs"),
+    ("aten._foreach_lerp_: scale=1.05", "torch._foreach_lerp_", "", "forward", "output"),
+]
+
+
+def test_the_first_divergence_is_the_broken_call(record):
+    good = record("good")
+    for number, (fault, op, module, phase, part) in enumerate(FAULTS):
+        code, found = compared(good, record(f"bad{number}", fault))
+        first = found["first_divergence"]
+        assert code == 1
+        assert (first["op"], first["module"], first["phase"], first["part"]) == (op, module, phase, part), fault
+        assert (first["kind"], first["step"], first["rank"]) == ("guilty", 0, 0)
+        assert first["inputs"] < first["distance"] / 100
+        assert {"step", "rank", "op", "module", "where", "part", "kind"} <= found["guilty"][0].keys()
+        assert found["guilty"][0] == first
+        assert __file__ in first["where"] or module == "" or module in ("up", "norm")
+        assert found["chain"][0]["forward_id"] == first["forward_id"]
+        text = report.text(compare(Run(Path("good")), Run(Path(f"bad{number}"))), 120)
+        assert text.startswith("first divergence: guilty")
+        assert op in text
+
+
+def test_other_weights_are_told_before_the_first_op_and_blame_nobody(record):
+    code, found = compared(record("a"), record("b", seed=1))
+    assert code == 1
+    assert "up input[1]" in [one["name"] for one in found["before"] if one["what"] == "weights"]
+    assert found["guilty"] == []
+    assert found["first_divergence"]["kind"] == "carried"
+    assert found["first_divergence"]["op"] == "torch.nn.functional.linear"
+
+
+def test_other_data_is_told(record):
+    code, found = compared(record("a"), record("b", data_seed=1))
+    assert code == 1
+    assert {one["what"] for one in found["before"]} == {"data"}
+    assert found["guilty"] == []
+
+
+def test_calls_that_only_one_run_has_shift_nothing(record):
+    _, found = compared(record("a"), record("b", "aten.native_layer_norm_backward: scale=1.05", adds_a_call=True))
+    assert found["first_divergence"]["op"] == "torch.nn.functional.layer_norm"
+    assert (found["counts"]["only_a"], found["counts"]["only_b"]) == (0, 2)
+    assert any("torch.Tensor.clone in Net" in line for line in found["not_comparable"])
+
+
+def test_bfloat16_against_float32_blames_nobody(record):
+    code, found = compared(record("a"), record("b", dtype=torch.bfloat16))
+    assert (code, found["guilty"]) == (0, [])
+    assert found["counts"]["same"] < found["counts"]["events"]
+
+
+def test_data_settles_what_statistics_leave_in_doubt(record):
+    fault = "aten.addmm: scale=1.005"
+    good, bad = record("good", dtype=torch.bfloat16), record("bad", fault, dtype=torch.bfloat16)
+    code, found = compared(good, bad)
+    assert (code, found["guilty"]) == (0, [])
+    record("data", "aten.gelu: scale=1.1", dtype=torch.bfloat16, mode="data", ops="torch.nn.functional.gelu", steps=[0])
+    code, found = compared(good, bad, "--data", "data")
+    assert code == 1
+    assert found["first_divergence"]["op"] == "torch.nn.functional.gelu"
+    assert found["first_divergence"]["kind"] == "guilty"
+    assert Path(found["first_divergence"]["capture"], "input.pth").exists()
+
+
+def test_data_clears_a_healthy_call(record):
+    bad = record("bad", "aten.gelu: scale=1.1")
+    record("data", mode="data", ops="torch.nn.functional.gelu", steps=[0])
+    _, found = compared(record("good"), bad, "--data", "data")
+    assert found["cleared"][0]["op"] == "torch.nn.functional.gelu"
+    assert not any(one["op"] == "torch.nn.functional.gelu" and one["step"] == 0 for one in found["guilty"])
+
+
+def test_a_second_healthy_run_tells_how_far_calls_may_move(record):
+    good, nudged = record("good"), record("nudged", "aten.gelu: noise=1e-2")
+    bad = record("bad", "aten.gelu: noise=2e-2")
+    assert compared(good, bad)[0] == 1
+    _, found = compared(good, bad, "--healthy", nudged)
+    assert found["guilty"] == []
+
+
+def test_steps_and_ranks_that_one_run_lacks_are_named(record):
+    _, found = compared(record("a"), record("b", steps=[0]))
+    assert found["not_comparable"] == ["rank 0: step 1 is only in a"]
+    assert found["counts"]["steps"] == 1
+
+
+def refused(*arguments):
+    done = CliRunner().invoke(command, [*map(str, arguments)])
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_runs_that_cannot_be_used(record, tmp_path):
+    good = record("good")
+    (tmp_path / "empty").mkdir()
+    assert "there is no such file or folder" in refused(good, tmp_path / "missing")
+    assert "holds no statistics: `ditorch run --capture=statistics" in refused(good, tmp_path / "empty")
+    hostile = tmp_path / "hostile" / "op_capture_statistics_pid1.pack"
+    hostile.parent.mkdir()
+    for content, message in (
+        (b"op_tools statistics 9\n{}\n", "a later release"),
+        (b"PK\3\4", "holds no statistics that OpCapture wrote"),
+        (b"op_tools statistics 2\n[]\n", "its first lines cannot be read"),
+        (b"op_tools statistics 2\n{" + b"x" * 200_000, "its first lines cannot be read"),
+    ):
+        hostile.write_bytes(content)
+        assert message in refused(good, hostile.parent)
+
+
+def test_a_damaged_or_unfinished_file_is_read_as_far_as_it_goes(record):
+    good, bad = record("good"), record("bad")
+    (file,) = bad.rglob("*.pack")
+    content = file.read_bytes()
+    file.write_bytes(content[:-100])
+    _, found = compared(good, bad)
+    assert found["counts"]["calls"] > 40
+    assert found["guilty"] == []
+    middle = 9 * len(content) // 10
+    file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    _, found = compared(good, bad)
+    assert any("damaged at byte" in line for line in found["not_comparable"])

@@ -1,0 +1,156 @@
+"""A captured call becomes a script that needs torch only, fails while the fault is there, and is small."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.nn import functional
+
+import op_tools
+from ditorch.sim import faults
+from ditorch_cli.reproduce import command
+from op_tools.storage import store
+
+
+@pytest.fixture
+def capture(device):
+    """The folder of the last call of a function."""
+    if device != "sim":
+        pytest.skip("breaks kernels of the simulated device")
+
+    def run(function):
+        with op_tools.OpCapture(out="captured", verbose=0):
+            function()
+        return max(store.find_captures("captured"), key=lambda folder: int(folder.parent.name))
+
+    return run
+
+
+def invoked(*arguments):
+    done = CliRunner().invoke(command, [*map(str, arguments), "--json"])
+    assert done.exit_code in (0, 1), done.output
+    return done.exit_code, json.loads(done.stdout)
+
+
+BARE = """
+import runpy, sys
+for name in ("ditorch", "op_tools"):
+    sys.modules[name] = None
+for command in sys.argv[1:]:
+    sys.argv = command.split(",")
+    try:
+        runpy.run_path(sys.argv[0] + "/reproduce.py", run_name="__main__")
+    except SystemExit as end:
+        print("exit code", end.code)
+"""
+
+
+def run_bare(*commands):
+    """The folders' scripts, in a process that has torch, and neither ditorch nor op_tools: exit codes, and the text."""
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", BARE, *commands], capture_output=True, text=True, env=clean)
+    assert done.returncode == 0, done.stderr
+    return [int(line[-1]) for line in done.stdout.splitlines() if line.startswith("exit code")], done.stdout
+
+
+def test_a_script_fails_with_torch_alone_by_what_was_recorded(device, capture):
+    weight = torch.randn(48, 64, device=device, requires_grad=True)
+    with faults.inject("aten.mm: scale=1.01", device):
+        folder = capture(lambda: functional.linear(torch.randn(32, 64, device=device), weight).sum().backward())
+        folder = next(one for one in store.find_captures("captured") if "linear" in str(one))
+        code, made = invoked(folder, "--device", device)
+    assert (code, made["wrong"], made["op"]) == (1, True, "torch.nn.functional.linear")
+    assert made["times_too_far"]["result 0"] > 10
+    codes, printed = run_bare("reproduce", "reproduce,cpu")
+    assert codes == [1, 0], printed
+    assert "as recorded on sim" in printed
+    assert "WRONG" in printed
+    assert "expected tensor" in printed
+    text = Path("reproduce/report.md").read_text()
+    assert text.startswith("# torch.nn.functional.linear gives wrong results on sim")
+    assert torch.__version__ in text
+
+
+def test_shrunk_it_is_a_few_numbers_in_the_script_forward_and_backward(device, capture):
+    with faults.inject("aten.addmm: drop=self", device):
+        layer = torch.nn.Linear(40, 48).to(device)
+        capture(lambda: layer(torch.randn(24, 40, device=device)).square().sum().backward())
+        folder = next(one for one in store.find_captures("captured") if "linear" in str(one))
+        code, made = invoked(folder, "--device", device, "--shrink")
+    assert code == 1
+    assert made["elements"] <= 12
+    assert [Path(file).name for file in made["files"]] == ["report.md", "reproduce.py"]
+    text = Path("reproduce/reproduce.py").read_text()
+    assert "torch.tensor([" in text
+    assert text in Path("reproduce/report.md").read_text()
+    shutil.move("reproduce", "forward")
+    shutil.rmtree("captured")
+    with faults.inject("aten.native_layer_norm_backward: scale=1.05", device):
+        layer = torch.nn.LayerNorm(32).to(device)
+        x = torch.randn(4, 8, 32, device=device, requires_grad=True)
+        capture(lambda: layer(x).square().sum().backward())
+        folder = next(one for one in store.find_captures("captured") if "layer_norm" in str(one))
+        code, made = invoked(folder, "--device", device, "--shrink")
+    assert code == 1
+    assert any(ratio == "inf" or ratio > 1 for name, ratio in made["times_too_far"].items() if name.startswith("grad"))
+    assert made["elements"] < 1024
+    codes, printed = run_bare("forward", "reproduce")
+    assert codes == [1, 1], printed
+
+
+def test_strides_views_and_odd_arguments_are_rebuilt(device, capture):
+    base = torch.randn(8, 12, device=device)
+    for number, function in enumerate(
+        (
+            lambda: base.t()[2:7].add_(base.t()[2:7]),
+            lambda: torch.cat([base, base[:, :6].repeat(1, 2)], dim=-1),
+            lambda: base.softmax(-1, dtype=torch.float64),
+            lambda: base[1:3, ..., None],
+            lambda: torch.full((2, 3), 1.5, device=device),
+            lambda: base.view(4, 24).expand(4, 24).sum(dim=(0, 1), keepdim=True),
+        )
+    ):
+        with faults.inject("aten.neg: scale=2", device):
+            folder = capture(function)
+        code, made = invoked(folder, "--device", device, "--out", f"out{number}")
+        assert (code, made["wrong"]) == (0, False), made
+    codes, printed = run_bare(*(f"out{number}" for number in range(6)))
+    assert codes == [0] * 6, printed
+
+
+def test_a_fault_that_comes_and_goes_is_kept_as_it_was_recorded(device, capture):
+    with faults.inject("aten.gelu: scale=1.1", device):
+        folder = capture(lambda: functional.gelu(torch.randn(30, device=device)))
+    code, made = invoked(folder, "--device", device, "--shrink")
+    assert (code, made["wrong"]) == (1, True)
+    assert made["shrunk"] == ["right when it is run again: the fault comes and goes, and what was recorded is kept"]
+
+
+def test_without_a_device_what_was_recorded_is_judged(device, capture):
+    with faults.inject("aten.gelu: scale=1.1", device):
+        folder = capture(lambda: functional.gelu(torch.randn(30, device=device)))
+    code, _ = invoked(folder, "--recorded")
+    assert code == 1
+    compile(Path("reproduce/reproduce.py").read_text(), "reproduce.py", "exec")
+
+
+def test_what_cannot_be_reproduced_is_said(device, capture, tmp_path):
+    folder = capture(lambda: torch.ones(3, device=device).neg())
+
+    def refused(*arguments):
+        done = CliRunner().invoke(command, [*map(str, arguments)])
+        assert (done.exit_code, done.stdout) == (2, "")
+        return done.stderr
+
+    assert "holds no captured call" in refused(tmp_path, "--recorded")
+    assert "the op has to run on the device, and there is none" in refused(folder, "--recorded", "--shrink")
+    (folder / "input.pth").write_bytes(b"PK\3\4 no")
+    assert "cannot be used" in refused(folder, "--recorded")
