@@ -22,6 +22,11 @@ CASES = {
     "DITORCH_SHOW_DEVICE_AS_CUDA": (True, SWITCH, NOT_A_SWITCH),
     "DITORCH_NATIVE_REDIRECT": (True, SWITCH, NOT_A_SWITCH),
     "DITORCH_FAULTS": ("", {"aten.mm: scale=1.01": "aten.mm: scale=1.01"}, {}),
+    "DITORCH_FLOAT32_COLLECTIVES": (
+        (),
+        {"all": ("all_reduce", "reduce", "reduce_scatter"), "reduce, all_reduce": ("reduce", "all_reduce")},
+        {"broadcast": "there is no broadcast among all_reduce, reduce, reduce_scatter and all"},
+    ),
     "DITORCH_SIM_DEVICES": (
         2,
         {"1": 1, "64": 64, " 8 ": 8},

@@ -19,10 +19,11 @@ import torch
 
 from ditorch.backend import Backend  # here and not later, or the module would take the function's name below
 from ditorch.errors import BackendError
-from ditorch.settings import DISABLE_MOCK, FAULTS, misspelt
+from ditorch.settings import DISABLE_MOCK, FAULTS, FLOAT32_COLLECTIVES, misspelt
 
 if TYPE_CHECKING:  # imported when they are needed, so that `import ditorch` stays light
     from ditorch.redirect import Redirect
+    from ditorch.redirect.patch import Patches
     from ditorch.sim.faults import Injection
 
 __all__ = ["__version__", "backend", "install", "uninstall"]
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 _backend: Backend | None = None
 _redirect: Redirect | None = None
+_precision: Patches | None = None
 _faults: Injection | None = None
 
 
@@ -44,7 +46,7 @@ def backend() -> Backend:
 
 def install() -> Backend:
     """Chooses the accelerator and makes "cuda" mean it; `import ditorch` does it unless DITORCH_DISABLE_MOCK is 1."""
-    global _backend, _redirect, _faults
+    global _backend, _redirect, _precision, _faults
     if _backend is not None:
         return _backend
     from ditorch import discover
@@ -54,12 +56,18 @@ def install() -> Backend:
         from ditorch.redirect import Redirect
 
         _redirect = Redirect(chosen)
+    if FLOAT32_COLLECTIVES.get():  # on every backend, CUDA included
+        from ditorch.redirect import precision
+
+        _precision = precision.applied(FLOAT32_COLLECTIVES.get())
     _backend = chosen
     # users' scripts look for its last words
     framework = f"ditorch.framework: {chosen.module or 'torch'}:{_framework_version(chosen)}"
     _say(f"{chosen.name} ({chosen.title}) torch {torch.__version__} pid {os.getpid()} {framework}")
     for doubt in misspelt():
         _say(doubt)
+    if FLOAT32_COLLECTIVES.get():
+        _say(f"16-bit tensors are reduced in float32 by {', '.join(FLOAT32_COLLECTIVES.get())}")
     if FAULTS.get():
         from ditorch.sim import faults
 
@@ -70,12 +78,14 @@ def install() -> Backend:
 
 def uninstall() -> None:
     """Puts everything in torch back as it was. The accelerator itself stays known to PyTorch, under its own name."""
-    global _backend, _redirect, _faults
+    global _backend, _redirect, _precision, _faults
     if _faults is not None:
         _faults.remove()
+    if _precision is not None:
+        _precision.undo()
     if _redirect is not None:
         _redirect.undo()
-    _backend = _redirect = _faults = None
+    _backend = _redirect = _precision = _faults = None
 
 
 def _framework_version(chosen: Backend) -> str:

@@ -35,6 +35,17 @@ def _interpret_or_off(text: str) -> str:
     return text
 
 
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+
+
+def _reductions(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in (*REDUCTIONS, "all")]
+    if unknown:
+        raise ValueError(f"there is no {unknown[0]} among {', '.join(REDUCTIONS)} and all")
+    return REDUCTIONS if "all" in names else names
+
+
 BACKEND = Setting(
     "DITORCH_BACKEND",
     "",
@@ -59,6 +70,12 @@ FAULTS = Setting(
     "",
     str,
     'kernels to break for the whole run, such as "aten.mm: scale=1.01"; see docs/faults.md',
+)
+FLOAT32_COLLECTIVES: Setting[tuple[str, ...]] = Setting(
+    "DITORCH_FLOAT32_COLLECTIVES",
+    (),
+    _reductions,
+    "collectives that add up 16-bit tensors in float32 and round once: all_reduce, reduce, reduce_scatter, or all",
 )
 SIM_DEVICES = Setting(
     "DITORCH_SIM_DEVICES", 2, _device_count, "how many devices the simulated accelerator has, 1 to 64"

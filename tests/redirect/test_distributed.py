@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 
 from ditorch.backends.sim import SIM
 from ditorch.errors import BackendError
-from ditorch.redirect import Redirect, reductions
+from ditorch.redirect import Redirect, precision, reductions
 from ditorch.redirect.patch import Patches
 
 # what a group without a backend has for the CPU: in torch 2.5 and older, gloo
@@ -138,6 +138,22 @@ def _worker(rank, store, results):
         work.wait()
         return [tensor[0].item(), later[0].item()] == [3.0 if rank == 0 else 2.0] * 2
 
+    def averages_of_sixteen_bit_tensors_in_float32():
+        patches = precision.applied(["all_reduce", "reduce", "reduce_scatter"])
+        try:
+            large = torch.full(
+                (2,), 40_000.0 + 1_024 * rank, dtype=torch.float16, device="cuda"
+            )  # the sum is too large
+            everywhere, here, part, later = (large.clone() for _ in range(4))
+            dist.all_reduce(everywhere, dist.ReduceOp.AVG)
+            dist.reduce(here, 1, dist.ReduceOp.AVG)
+            dist.reduce_scatter_tensor(part[:1], large, dist.ReduceOp.AVG)
+            dist.reduce(later, 1, dist.ReduceOp.AVG, async_op=True).wait()
+            brought = 40_512.0 if rank == 1 else 40_000.0
+            return [t[0].item() for t in (everywhere, here, part, later)] == [40_512.0, brought, 40_512.0, brought]
+        finally:
+            patches.undo()
+
     def averages_of_whole_numbers_are_whole():
         tensor, later = torch.tensor([rank, -rank, 7], device="cuda"), torch.tensor([5 + rank], device="cuda")
         dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
@@ -242,6 +258,7 @@ def _worker(rank, store, results):
         average_is_emulated,
         averages_are_brought_to_one_process,
         what_a_process_gives_to_reduce_stays_as_it_is,
+        averages_of_sixteen_bit_tensors_in_float32,
         averages_of_whole_numbers_are_whole,
         premultiplied_sums_are_emulated,
         fully_sharded_with_a_gradient_factor,
@@ -272,5 +289,73 @@ def test_collectives_between_two_processes(tmp_path):
     outcomes = []
     while not results.empty():
         outcomes.append(results.get())
-    assert len(outcomes) == 24
+    assert len(outcomes) == 2 * 15
     assert {outcome for _, _, outcome in outcomes} == {"ok"}, outcomes
+
+
+def test_sixteen_bit_tensors_are_reduced_in_float32_where_the_user_asks(run_python):
+    program = """
+        import warnings, torch, ditorch, torch.distributed as dist
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_flatten
+
+        class Seen(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                if function.namespace == "c10d":
+                    print(function._schema.name, {each.dtype for each in tree_flatten(args)[0] if torch.is_tensor(each)})
+                return function(*args, **(kwargs or {}))
+
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        half, brain, whole, single = (
+            torch.full((4,), 3, dtype=dtype, device="cuda")
+            for dtype in (torch.float16, torch.bfloat16, torch.int32, torch.float32)
+        )
+        part, later = torch.empty_like(half), half.clone()
+        with Seen():
+            dist.all_reduce(half, op=dist.ReduceOp.AVG)
+            work = dist.all_reduce(later, async_op=True)
+            assert work.get_future().wait()[0] is later and work.result()[0] is later
+            dist.reduce_scatter_tensor(part, brain)
+            dist.reduce_scatter(part, [half])
+            for left_alone in (lambda: dist.reduce(half, 0), lambda: dist.all_reduce(half, dist.ReduceOp.MAX)):
+                left_alone()
+            dist.all_reduce(whole)
+            dist.all_reduce(single)
+        assert [each[0].item() for each in (half, brain, part, later, whole, single)] == [3] * 6
+        assert (half.dtype, part.dtype, brain.dtype) == (torch.float16, torch.float16, torch.bfloat16)
+        ditorch.uninstall()
+    """
+    done = run_python(
+        program,
+        DITORCH_BACKEND="sim",
+        DITORCH_DISABLE_MOCK="0",
+        DITORCH_FLOAT32_COLLECTIVES="all_reduce, reduce_scatter",
+    )
+    assert "ditorch: 16-bit tensors are reduced in float32 by all_reduce, reduce_scatter\n" in done.stderr
+    assert done.stdout.splitlines() == [
+        "c10d::allreduce_ {torch.float32}",
+        "c10d::allreduce_ {torch.float32}",
+        "c10d::_reduce_scatter_base_ {torch.float32}",
+        "c10d::reduce_scatter_ {torch.float32}",
+        "c10d::reduce_ {torch.float16}",
+        "c10d::allreduce_ {torch.float16}",
+        "c10d::allreduce_ {torch.int32}",
+        "c10d::allreduce_ {torch.float32}",
+    ]
+
+
+def test_what_is_not_reduced_in_float32_is_said(run_python):
+    program = """
+        import torch, ditorch, torch.distributed as dist
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2).bfloat16().cuda())
+        with dist._coalescing_manager():
+            dist.all_reduce(torch.ones(2, dtype=torch.float16, device="cuda"))
+        ditorch.uninstall()
+    """
+    done = run_python(program, DITORCH_BACKEND="sim", DITORCH_DISABLE_MOCK="0", DITORCH_FLOAT32_COLLECTIVES="all")
+    assert (
+        "does not reach the gradients of DistributedDataParallel, which are reduced in C++: give it a hook"
+        in done.stderr
+    )
+    assert "all_reduce inside a _coalescing_manager stays in torch.float16" in done.stderr

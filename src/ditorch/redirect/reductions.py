@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Mapping
-from datetime import timedelta
+from functools import partial
 from typing import Any, Callable
 
 import torch
 
 from ditorch.backend import Backend
 from ditorch.redirect.patch import Patches
+from ditorch.redirect.works import finished
 
 # The arguments of each collective that hold what is reduced, and that receive the result.
-_ARGUMENTS = {
+ARGUMENTS = {
     "all_reduce": ("tensor", "tensor"),
     "reduce": ("tensor", "tensor"),
     "reduce_scatter_tensor": ("input", "output"),
@@ -28,7 +28,7 @@ def apply(patches: Patches, backend: Backend) -> None:
     from torch.distributed import distributed_c10d
 
     averages = "AVG" not in backend.lacks_reductions
-    for name, (source, result) in _ARGUMENTS.items():
+    for name, (source, result) in ARGUMENTS.items():
         if not hasattr(distributed_c10d, name):
             continue
         wrapper = _summing(getattr(distributed_c10d, name), source, result, averages)
@@ -50,14 +50,14 @@ def _summing(original: Callable[..., Any], source: str, result: str, averages: b
             return original(*args, **kwargs)
         given.arguments["op"] = operations.SUM
         count = torch.distributed.get_world_size(group)
-        if not _receives(given.arguments, group):
+        if not receives(given.arguments, group):
             # what is given stays as it is
             factor = 1 if is_average else operation.__getstate__()[1]
             given.arguments[source] = _scaled(given.arguments[source], factor, in_place=False)
             return original(*given.args, **given.kwargs)
-        if is_average and not _is_put_off(group):
+        if is_average and not is_put_off(group):
             work = original(*given.args, **given.kwargs)
-            return _divided(work, given.arguments[result], count)
+            return finished(work, partial(_divide, given.arguments[result], count), given.arguments[result])
         factor = 1 / count if is_average else operation.__getstate__()[1]
         given.arguments[source] = _scaled(given.arguments[source], factor, in_place=source == result)
         return original(*given.args, **given.kwargs)
@@ -65,7 +65,7 @@ def _summing(original: Callable[..., Any], source: str, result: str, averages: b
     return collective
 
 
-def _receives(arguments: Mapping[str, Any], group: Any) -> bool:
+def receives(arguments: Mapping[str, Any], group: Any) -> bool:
     """Whether the result comes to this process; `reduce` brings it to one alone."""
     if "dst" not in arguments:
         return True
@@ -85,7 +85,7 @@ def _divide(tensor: torch.Tensor, count: int) -> None:
     tensor.div_(count, rounding_mode=None if _has_fractions(tensor) else "trunc")
 
 
-def _is_put_off(group: Any) -> bool:
+def is_put_off(group: Any) -> bool:
     """Whether the collective runs later, at the end of a _coalescing_manager: there is no result to divide yet."""
     from torch.distributed import distributed_c10d
 
@@ -96,42 +96,3 @@ def _scaled(tensors: Any, factor: Any, in_place: bool) -> Any:
     if isinstance(tensors, (list, tuple)):
         return [tensor * factor for tensor in tensors]
     return tensors.mul_(factor) if in_place else tensors * factor
-
-
-def _divided(work: Any, result: torch.Tensor, count: int) -> Any:
-    if work is not None:
-        return DividedWork(work, result, count)
-    _divide(result, count)
-    return None
-
-
-class DividedWork:
-    """A sum under way that becomes an average when it is waited for."""
-
-    def __init__(self, work: Any, result: torch.Tensor, count: int) -> None:
-        self._work = work
-        self._result = result
-        self._count = count
-        self._divided = False
-        self._lock = threading.Lock()
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._work.wait(*([timeout] if timeout else []))
-        self._divide()
-        return True
-
-    def get_future(self) -> Any:
-        def divide(done: Any) -> Any:  # runs where the sum was completed, which must not wait for itself
-            self._divide()
-            return done.value()
-
-        return self._work.get_future().then(divide)
-
-    def _divide(self) -> None:
-        with self._lock:
-            if not self._divided:
-                self._divided = True
-                _divide(self._result, self._count)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
