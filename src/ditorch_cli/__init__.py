@@ -6,7 +6,6 @@ A package of its own, because importing `ditorch` imports torch: help must not w
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
 
 import click
