@@ -65,10 +65,14 @@ class KernelCall:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """For the fault's own arithmetic: kernels called in here are healthy."""
+        """For the fault's own arithmetic: kernels called in here are healthy, below autograd and without autocast.
+
+        Autocast is passed by, not switched off: the end of a region would empty its cache.
+        """
         _undisturbed.depth += 1
         try:
-            yield
+            with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd():
+                yield
         finally:
             _undisturbed.depth -= 1
 

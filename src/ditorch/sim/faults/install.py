@@ -14,11 +14,10 @@ import torch
 from ditorch.errors import FaultError
 from ditorch.sim.faults.call import KernelCall, is_undisturbed
 from ditorch.sim.faults.grammar import Fault, parse
-from ditorch.sim.faults.kinds import KINDS
-from ditorch.sim.faults.low_precision import ACCUMULATING
 
 Op = torch._ops.OpOverload
 
+_MAX_NAMES = 10  # in a message
 _lock = threading.RLock()
 _broken: dict[tuple[str, str], BrokenKernel] = {}  # by operator and dispatch key
 
@@ -205,6 +204,12 @@ def _overloads(fault: Fault, key: str) -> list[Op]:
     candidates = _named(fault.kernels)
     if not candidates:
         raise FaultError(f"The fault '{fault.text}' names no operator of PyTorch; {_suggestion(fault.kernels)}")
+    if fault.kind.names:
+        candidates = [op for op in candidates if op._schema.name in fault.kind.names]
+        if not candidates:
+            known = [name.replace("::", ".") for name in fault.kind.names]
+            shown = ", ".join(known[:_MAX_NAMES]) + (" and others" if len(known) > _MAX_NAMES else "")
+            raise FaultError(f"The fault '{fault.text}' cannot be: {fault.kind.name} is known for {shown}.")
     with_kernel = [op for op in candidates if _has_kernel(op, key)]
     if all(op._overloadname.endswith("out") for op in with_kernel) and not fault.kernels.endswith("out"):
         raise FaultError(
@@ -221,11 +226,6 @@ def _overloads(fault: Fault, key: str) -> list[Op]:
             raise FaultError(
                 f"The fault '{fault.text}' cannot be: {fault.kernels} has no such argument ({fault.kind.help})."
             )
-    if fault.kind is KINDS["accumulate"]:
-        with_kernel = [op for op in with_kernel if op._schema.name in ACCUMULATING]
-        if not with_kernel:
-            known = ", ".join(name.replace("::", ".") for name in ACCUMULATING)
-            raise FaultError(f"The fault '{fault.text}' cannot be: accumulate is known for {known}.")
     return with_kernel
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ditorch.sim.faults.call import KernelCall
-from ditorch.sim.faults.low_precision import accumulate
+from ditorch.sim.faults.low_precision import ACCUMULATING, accumulate
+from ditorch.sim.faults.other_make import REMADE, remake
 
 Behaviour = Callable[[KernelCall], Any]
 
@@ -28,6 +30,7 @@ class Kind:
     takes_share: bool = False
     changes_values: bool = True
     applies_to: Callable[[torch._ops.OpOverload, Any], bool] | None = None  # None: to every kernel
+    names: Collection[str] = ()  # of the kernels that it is known for, where not for all
 
 
 # ---- values ------------------------------------------------------------------------------------------------------
@@ -240,6 +243,15 @@ _ALL = (
         "aten.addmm: accumulate=bfloat16",
         accumulate,
         _low_precision,
+        names=ACCUMULATING,
+    ),
+    Kind(
+        "remake",
+        "no fault: a healthy kernel of another make, with other bits (other order of sums, other formula, other choice "
+        "among equals)",
+        "aten.*: remake",
+        remake,
+        names=[name + end for name in REMADE for end in ("", "_")],
     ),
     Kind("offset", "integer results are off by a number", "aten.argmax: offset=1", _offset, _whole_number),
     Kind(
