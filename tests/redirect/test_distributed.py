@@ -302,7 +302,8 @@ def test_sixteen_bit_tensors_are_reduced_in_float32_where_the_user_asks(run_pyth
         class Seen(TorchDispatchMode):
             def __torch_dispatch__(self, function, types, args=(), kwargs=None):
                 if function.namespace == "c10d":
-                    print(function._schema.name, {each.dtype for each in tree_flatten(args)[0] if torch.is_tensor(each)})
+                    tensors = filter(torch.is_tensor, tree_flatten(args)[0])
+                    print(function._schema.name, {each.dtype for each in tensors})
                 return function(*args, **(kwargs or {}))
 
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)

@@ -96,8 +96,8 @@ def _tell_of_data_parallel(patches: Patches) -> None:
         original(self, *args, **kwargs)
         if any(_is_narrow(parameter) for parameter in self.parameters()):
             warnings.warn(
-                "DITORCH_FLOAT32_COLLECTIVES does not reach the gradients of DistributedDataParallel, which are reduced in "
-                "C++: give it a hook that widens them (model.register_comm_hook), or use FSDP",
+                "DITORCH_FLOAT32_COLLECTIVES does not reach the gradients of DistributedDataParallel, which are "
+                "reduced in C++: give it a hook that widens them (model.register_comm_hook), or use FSDP",
                 stacklevel=2,
             )
 
