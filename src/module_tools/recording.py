@@ -1,0 +1,198 @@
+"""Writes what every module of a model is given and gives, forward and backward.
+
+    accuracy_data/rank0/expected/
+        modules_full_name.txt      every layer
+        modules_full_name_run.txt  those that ran, in that order
+        forward/GPT.blocks.0.pt    {"layer_name", "input", "kwargs", "output"}
+        backward/GPT.blocks.0.pt   {"layer_name", "grad_input", "grad_output", "grad_parameters"}
+
+`real` stands in the place of `expected` in the second run. torch.load(weights_only=True) reads each file. The graph of
+autograd stays as it is: gradients are heard of at a layer's edge, as the tools do it for an op.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable
+
+from torch import Tensor
+from torch.nn import Module
+
+from module_tools.fixed_inputs import FixedInputs
+from op_tools.core import dynamo
+from op_tools.core.gradients import Edges
+from op_tools.core.modes import with_modes_aside
+from op_tools.device.host_memory import HostMemory
+from op_tools.errors import SettingError
+from op_tools.output import messages
+from op_tools.output.process import this_rank
+from op_tools.storage import encoding, files
+from op_tools.storage.archive import Archive
+from op_tools.storage.snapshot import take
+from op_tools.values import trees
+
+DATA = "accuracy_data"
+EXPECTED, REAL = "expected", "real"
+FORWARD, BACKWARD = "forward", "backward"
+ALL_LAYERS, RUN_LAYERS = "modules_full_name.txt", "modules_full_name_run.txt"
+
+
+class CompLayerAcc:
+    """Records the first call of every layer of a model, and its backward pass.
+
+    model              the model; call insert_hook() before its first step
+    is_dump_benchmark  True in the run that is right, False in the one to be judged
+    is_fixed_input     give each layer what it was given in the benchmark, so that errors do not add up from layer to
+                       layer; the benchmark has to be there
+    data_path          the folder, for both runs
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        is_dump_benchmark: bool,
+        is_fixed_input: bool = False,
+        data_path: str | os.PathLike[str] = DATA,
+    ) -> None:
+        if is_fixed_input and is_dump_benchmark:
+            raise SettingError("is_fixed_input=True is for the second run: record the benchmark without it first")
+        ranks_own = Path(data_path, f"rank{this_rank()}")
+        if is_fixed_input and not (ranks_own / EXPECTED).is_dir():
+            raise SettingError(
+                f"is_fixed_input=True needs a benchmark, and there is none in {ranks_own / EXPECTED}: run the model "
+                "once with is_dump_benchmark=True, with the same data_path"
+            )
+        self.model = model
+        self.folder = ranks_own / (EXPECTED if is_dump_benchmark else REAL)
+        self._fixed = FixedInputs(ranks_own / EXPECTED) if is_fixed_input else None
+        self._memory = HostMemory(0, lambda: False)
+        self._hooks: list[Any] = []
+        self._entered: dict[str, list[tuple[Any, Any, Edges]]] = {}  # calls that are running, by layer
+        self._ran: dict[str, None] = {}
+        self._flowed: set[str] = set()  # whose backward pass is heard of
+
+    def walk_model(self) -> list[str]:
+        """The names of all layers, from the outside to the inside."""
+        return [name for name, _ in _layers(self.model, type(self.model).__name__)]
+
+    def insert_hook(self) -> Module:
+        """Begins to record; returns the model. A second call changes nothing."""
+        if not self._hooks:
+            for left in (FORWARD, BACKWARD):  # by an earlier run
+                shutil.rmtree(self.folder / left, ignore_errors=True)
+            self._write(ALL_LAYERS, self.walk_model())
+            for name, module in _layers(self.model, type(self.model).__name__):
+                before, after = partial(self._before, name), partial(self._after, name)
+                self._hooks.append(module.register_forward_pre_hook(_unseen(before), with_kwargs=True))
+                self._hooks.append(module.register_forward_hook(_unseen(after), with_kwargs=True))
+        return self.model
+
+    def remove_hook(self) -> None:
+        """Ends recording."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _before(self, name: str, module: Module, args: Any, kwargs: Any) -> Any:
+        given = None
+        if self._fixed is not None:
+            given = args, kwargs = self._fixed.instead_of(name, args, kwargs)
+        if name not in self._flowed:
+            parameters = [parameter for _, parameter in module.named_parameters(recurse=False)]
+            watched = [*trees.tensors((args, kwargs)), *parameters]
+            edges = Edges([(each.grad_fn, each.output_nr if each.grad_fn else 0, each) for each in watched])
+            # an op of the layer may write into what it is given
+            kept = None if name in self._ran else self._copy((args, kwargs))
+            self._entered.setdefault(name, []).append((kept, len(watched) - len(parameters), edges))
+        return given
+
+    def _after(self, name: str, module: Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._fixed is not None:
+            self._fixed.replace_gradients(name, output)
+        if not self._entered.get(name):
+            return
+        kept, inputs, edges = self._entered[name].pop()
+        if name not in self._ran and kept is not None:
+            self._ran[name] = None
+            input, named = kept
+            self._save(FORWARD, name, input=input, kwargs=named, output=self._copy(output))
+            self._write(RUN_LAYERS, self._ran)
+        if name not in self._flowed:
+            parameters = [parameter for parameter, _ in module.named_parameters(recurse=False)]
+            if edges.watch(output, _Listener(partial(self._received, name, inputs, parameters)), False, ()):
+                self._flowed.add(name)
+
+    def _received(
+        self, name: str, inputs: int, parameters: list[str], into: list[Tensor | None], given: list[Tensor | None]
+    ) -> None:
+        grad_parameters = dict(zip(parameters, into[inputs:]))
+        parts = self._copy((into[:inputs], given, grad_parameters))
+        self._save(BACKWARD, name, grad_input=parts[0], grad_output=parts[1], grad_parameters=parts[2])
+
+    def _copy(self, value: Any) -> Any:
+        """As it is now, on the host."""
+        taken = with_modes_aside(take, value, self._memory)
+        taken.wait()
+        return taken.value
+
+    def _save(self, direction: str, name: str, **parts: Any) -> None:
+        self._put(f"{direction}/{name}.pt", Archive({"layer_name": name, **encoding.for_disk(parts)}).buffers)
+
+    def _write(self, name: str, lines: Any) -> None:
+        self._put(name, ["".join(f"{line}\n" for line in lines).encode()])
+
+    def _put(self, name: str, buffers: Any) -> None:
+        try:
+            files.put(str(self.folder / name), buffers)
+        except OSError as error:
+            messages.complain_once(
+                "module_tools",
+                text=f"CompLayerAcc cannot write {error.filename} ({error.strerror}): the layers that it could not "
+                "write are not compared, training goes on",
+            )
+
+
+class _Listener:
+    """Hears of a layer's first backward pass."""
+
+    def __init__(self, receive: Callable[[list[Tensor | None], list[Tensor | None]], None]) -> None:
+        self._receive: Callable[[list[Tensor | None], list[Tensor | None]], None] | None = receive
+
+    def begins(self) -> None:
+        """Of a node; this one has no clock."""
+
+    def ends(self) -> None:
+        """Of a node."""
+
+    def received(self, inputs: list[Tensor | None], outputs: list[Tensor | None]) -> None:
+        if self._receive is not None:
+            receive, self._receive = self._receive, None
+            receive(inputs, outputs)
+
+
+def _layers(module: Module, name: str) -> Iterator[tuple[str, Module]]:
+    """A module that stands at two places is found at both, as it was written."""
+    yield name, module
+    for child_name, child in module.named_children():
+        yield from _layers(child, f"{name}.{child_name}")
+
+
+def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A failure of ours never ends a training run; and torch.compile leaves layers out that it compiles."""
+
+    @dynamo.hidden
+    def safe(*arguments: Any) -> Any:
+        if dynamo.is_tracing():
+            return None
+        try:
+            return hook(*arguments)
+        except Exception as error:  # noqa: BLE001  whatever it is, training goes on
+            layer = type(arguments[0]).__name__
+            text = f"CompLayerAcc could not record a layer ({layer}): {messages.in_short(error)}; training goes on"
+            messages.complain_once("module_tools", layer, text=text)
+            return None
+
+    return safe
