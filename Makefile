@@ -14,7 +14,7 @@ help:
 	@echo "make test-matrix  the redirect's tests with other Pythons and releases of PyTorch, as far as they can be had here"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     what the tools cost; speed and op coverage of the simulated accelerator"
-	@echo "make bench-faults  does OpAutoCompare name the guilty op? Single faults in models and ops"
+	@echo "make bench-faults  does OpAutoCompare name the guilty op? Single faults in models and ops, faults that were reported"
 	@echo "make docs      write the tables in docs that are made from code"
 	@echo "make clean     remove .venv and what tools left behind"
 
@@ -38,6 +38,7 @@ lint: $(INSTALLED)
 
 bench-faults: $(INSTALLED)
 	$(RUN) benchmarks/fault_finding.py
+	$(RUN) benchmarks/reported_faults.py
 
 bench: $(INSTALLED)
 	$(RUN) benchmarks/overhead.py

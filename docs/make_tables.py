@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import Any, Callable
 
 os.environ["DITORCH_DISABLE_MOCK"] = "1"
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for programs, which is not installed
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks and programs, which are not installed
 
+from benchmarks import reported_faults
 from programs import table as programs
 
 from ditorch import backends, settings
@@ -73,6 +74,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cuda": cuda.table,
     "faults": faults_table,
     "programs": lambda: f"{programs.counts()}\n\n{table(programs.HEAD, programs.rows())}",
+    "reported": lambda: table(("family", "kinds: tuned + held out", "reports"), reported_faults.families()),
     "run_options": run_options_table,
     "settings": lambda: settings_table(settings),
     "tool_settings": lambda: settings_table(tool_settings),
