@@ -27,6 +27,7 @@ _COMMANDS = {
         "ditorch_cli.conformance:conformance",
         "Run PyTorch's own tests and ops on this accelerator; tables, causes, comparisons.",
     ),
+    "monitor": ("ditorch_cli.monitor:command", "Watch the memory and utilisation of a process, or of a command."),
     "doctor": (
         "ditorch_cli.doctor:doctor",
         "Show which accelerators are here and whether the chosen one computes right.",

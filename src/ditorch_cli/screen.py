@@ -14,10 +14,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ditorch_cli import monitor
+
 Row = dict[str, Any]
 _MAX_WRONG = 8
 _MAX_SLOW = 6
 _MAX_OTHERS = 5
+_MAX_USAGE = 16
 
 
 def show(summary: Row) -> None:
@@ -43,6 +46,7 @@ def _print(console: Console, summary: Row) -> None:
     _print_wrong(console, summary["wrong"])
     for title, table in (
         ("Slow: the time of ops", _slow(summary["slow"])),
+        ("Memory and CPU: the most that was used, and how busy", _usage(summary["usage"])),
         ("Ran elsewhere", _elsewhere(summary["elsewhere"])),
         ("Not looked at", _not_looked_at(summary["not_looked_at"])),
     ):
@@ -66,7 +70,9 @@ def _headline(summary: Row) -> Text:
     steps = max(record["steps"] for record in processes)
     named = device.get("name") or device.get("backend") or "an accelerator"
     lines.append(f"{of} on {named}, {steps} training steps, torch {processes[0]['torch']}")
-    lines += [f"{tool}: {_verdict(tool, total)}" for tool, total in summary["tools"].items()]
+    lines += [
+        f"{tool}: {_verdict(tool, total)}" for tool, total in summary["tools"].items() if tool != "ProcessMonitor"
+    ]
     return Text("\n".join(lines))
 
 
@@ -159,6 +165,10 @@ def _slow(rows: list[Row]) -> Table | None:
         ("share", "right"),
     )
     return _table(columns, cells, len(rows) - _MAX_SLOW)
+
+
+def _usage(rows: list[Row]) -> Table | None:
+    return monitor.table(rows[:_MAX_USAGE]) if rows else None
 
 
 def _elsewhere(rows: list[Row]) -> Table | None:

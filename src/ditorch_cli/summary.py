@@ -69,6 +69,7 @@ def of(folder: Path, status: int) -> Row:
         "tools": _totals(processes),
         "wrong": _wrong(processes),
         "slow": _slow(processes),
+        "usage": list(_rows(processes, ("ProcessMonitor",))),
         "elsewhere": _merged(processes, ("OpFallback", "OpDtypeCast"), ("tool", "op", "because", "casts")),
         "not_looked_at": [*_unread(folder), *_not_looked_at(processes)],
     }

@@ -89,6 +89,7 @@ OPTIONS: tuple[Option, ...] = (
         "cast",
         "[OPS:]MAP",
     ),
+    Option("--monitor", "sample memory and CPU time of every process, and the memory of its devices", None, "monitor"),
     Option(
         "--ops",
         "the ops that tools watch: full names and regular expressions, with commas between them",

@@ -5,6 +5,7 @@ A variable is read when a tool starts. An argument of the tool goes before its v
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container
 from functools import partial
@@ -67,6 +68,16 @@ def _level(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.01 <= seconds < math.inf:
+        raise ValueError("it must be a number of seconds, 0.01 or above")
+    return seconds
+
+
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ValueError("it must be a whole number above 0")
@@ -109,7 +120,7 @@ class NumberRanges:
 
 
 # what OP_TOOLS and the options of `ditorch run` call the tools
-TOOL_NAMES = ("autocompare", "capture", "time", "overflow", "observe", "fallback", "cast")
+TOOL_NAMES = ("autocompare", "capture", "time", "overflow", "observe", "fallback", "cast", "monitor")
 
 
 def _tool_names(text: str) -> tuple[str, ...]:
@@ -148,6 +159,9 @@ STEPS: Setting[Container[int] | None] = Setting(
 )
 RANKS: Setting[Container[int] | None] = Setting(
     "OP_TOOLS_RANKS", None, NumberRanges, "the ranks of a distributed run to look at, such as 0 or 0-7"
+)
+MONITOR_INTERVAL = Setting(
+    "OP_TOOLS_MONITOR_INTERVAL", 1.0, _seconds, "seconds between the samples of `ditorch run --monitor`"
 )
 
 CAPTURE_MODE = Setting(

@@ -117,6 +117,17 @@ def test_several_tools_on_a_healthy_program(ditorch_command, program, tmp_path):
     assert "holds a run already: give another folder, or remove it." in again.stderr
 
 
+def test_memory_and_time_of_a_run(ditorch_command, program, tmp_path):
+    run = ditorch_command("run", "--monitor", program(), OP_TOOLS_MONITOR_INTERVAL="0.05")
+    assert run.returncode == 0
+    assert "Memory and CPU: the most that was used, and how busy" in run.stderr
+    (row,) = summary_of(tmp_path)["usage"]
+    assert row["device_memory_peak"] > 0
+    assert row["host_memory_peak"] > 50_000_000
+    assert len(list((the_run(tmp_path) / "process_monitor_result").glob("*.csv"))) == 1
+    assert summary_of(tmp_path)["processes"][0]["steps"] == 3
+
+
 def test_lists_choose_ops(ditorch_command, program, tmp_path):
     ditorch_command("run", "--capture", "--ops", r"torch\.nn\..*", "--skip", ".*linear", program())
     captured = {path.name for path in (the_run(tmp_path) / "op_capture_results").iterdir()}

@@ -20,10 +20,10 @@ LAYERS = (
     {"device"},
     {"storage"},
     {"core"},
-    {"autocompare", "capture", "timing", "overflow", "reroute", "observe"},
+    {"autocompare", "capture", "timing", "overflow", "reroute", "observe", "monitor"},
     {"replay"},
     {"compare_runs", "reproduce"},
-    {"run", "run_op_from_data", "__init__"},
+    {"run", "run_op_from_data", "process_monitor", "__init__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

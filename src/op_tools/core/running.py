@@ -33,35 +33,46 @@ _lock = threading.RLock()
 
 
 def tell(when_step_begins: Callable[[int], None], when_all_has_stopped: Callable[[], None]) -> None:
-    """Has these called, for who keeps a record of the process."""
-    _step_listeners.append(when_step_begins)
-    _end_listeners.append(when_all_has_stopped)
+    """Has these called, for who keeps a record of the process. Steps are counted for it, also without a tool."""
+    with _lock:
+        _step_listeners.append(when_step_begins)
+        _end_listeners.append(when_all_has_stopped)
+        _attend()
+
+
+def _attend() -> None:
+    """Counts steps, and hears SIGTERM."""
+    global _optimizer_steps
+    if _optimizer_steps is None:
+        _optimizer_steps = OptimizerSteps(_step_began)
+    termination.watch(stop_everything)
 
 
 def add(tool: AnyWatcher, watched: Watched) -> None:
     """The tool is at work from now on."""
-    global _optimizer_steps
     with _lock:
         tool.is_awake()
         watched.add(tool)
         _running.append((tool, watched))
-        if _optimizer_steps is None:
-            _optimizer_steps = OptimizerSteps(_step_began)
-        termination.watch(stop_everything)
+        _attend()
 
 
 def remove(tool: AnyWatcher, watched: Watched) -> None:
     """It is not any more. The last one leaves the process as it was."""
-    global _optimizer_steps
     with _lock:
         if (tool, watched) in _running:
             _running.remove((tool, watched))
         watched.remove(tool)
-        if not _running:
-            if _optimizer_steps is not None:
-                _optimizer_steps.close()
-                _optimizer_steps = None
-            termination.leave()
+        _leave_where_nobody_is_left()
+
+
+def _leave_where_nobody_is_left() -> None:
+    global _optimizer_steps
+    if not _running and not _end_listeners:
+        if _optimizer_steps is not None:
+            _optimizer_steps.close()
+            _optimizer_steps = None
+        termination.leave()
 
 
 def step() -> int:
@@ -99,6 +110,8 @@ def stop_everything() -> None:
             messages.complain(str(error) if isinstance(error, StopTraining) else messages.in_short(error))
     while _end_listeners:
         _end_listeners.pop()()
+    with _lock:
+        _leave_where_nobody_is_left()
 
 
 def _abandon_everything() -> None:

@@ -14,14 +14,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS
-from op_tools.core.tool import AnyTool
 from op_tools.output import messages, process
+from op_tools.output.results import Results
 from op_tools.storage import files
 
 SCHEMA = "ditorch.process/1"
@@ -29,8 +29,15 @@ _SECONDS_BETWEEN = 10.0
 _MAX_ROWS = 200  # of each tool
 
 
+class Finder(Protocol):
+    """A tool, or whatever else finds something."""
+
+    @property
+    def results(self) -> Results: ...
+
+
 class Record:
-    def __init__(self, tools: Sequence[AnyTool], run: Path, backend: str, command: str | None) -> None:
+    def __init__(self, tools: Sequence[Finder], run: Path, backend: str, command: str | None) -> None:
         self._tools = tools
         self._folder = run.absolute() / "processes"
         self._device = {"backend": backend, "command": command}

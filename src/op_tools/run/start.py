@@ -8,6 +8,7 @@ from op_tools.capture.tool import OpCapture
 from op_tools.core import spelling
 from op_tools.core.running import tell
 from op_tools.core.tool import AnyTool
+from op_tools.monitor import ProcessMonitor
 from op_tools.observe import OpObserve
 from op_tools.overflow.tool import OpOverflowCheck
 from op_tools.reroute.cast import OpDtypeCast
@@ -28,8 +29,9 @@ _TOOLS: dict[str, type[AnyTool]] = {
 
 def start(backend: str, command: str | None) -> None:
     """`backend`: the accelerator's name; `command`: its vendor's, which shows the devices."""
+    names = settings.TOOLS.get()
     tools = []
-    for name in settings.TOOLS.get():
+    for name in [name for name in names if name in _TOOLS]:
         # `ditorch run` makes the tools silent, since its summary says it all; what OpObserve prints is its purpose
         tool = _TOOLS[name](verbose=max(1, settings.VERBOSE.get()) if name == "observe" else None)
         # a run on the plain CPU is what others are compared with
@@ -38,6 +40,13 @@ def start(backend: str, command: str | None) -> None:
         if not tool.verbose:  # else it has done so itself
             spelling.check(type(tool).__name__, tool.selection, [one.prefix for one in _TOOLS.values()])
         tools.append(tool)
-    if tools:
-        record = Record(tools, settings.OUT.get(), backend, command)
-        tell(record.step_began, record.end)
+    monitors = [ProcessMonitor().start()] if "monitor" in names else []
+    if names:
+        record = Record([*tools, *monitors], settings.OUT.get(), backend, command)
+
+        def end() -> None:
+            for monitor in monitors:
+                monitor.stop()
+            record.end()
+
+        tell(record.step_began, end)

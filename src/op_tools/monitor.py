@@ -1,0 +1,150 @@
+"""ProcessMonitor: memory and CPU time of this process and memory of its devices, sampled by a thread.
+
+    with ProcessMonitor(interval=1.0) as monitor:
+        train()
+    monitor.results.to_pandas()
+
+`ditorch run --monitor` has it in every process of a program. It sees what the allocator of the device tells, which
+nobody outside of the process can; `ditorch monitor` watches from there (process_monitor.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ditorch_shared import processes
+from ditorch_shared.monitoring import DeviceUsage, Log
+from op_tools import settings
+from op_tools.errors import SettingError
+from op_tools.output import messages
+from op_tools.output.results import Results
+
+_COLUMNS = (
+    "pid",
+    "rank",
+    "command",
+    "samples",
+    "seconds",
+    "host_memory_peak",
+    "cpu_seconds",
+    "cpu_percent",
+    "device_memory_peak",
+    "device_memory_reserved_peak",
+    "device_utilization",
+)
+
+
+class ProcessMonitor:
+    """A context manager, or `start()` and `stop()`.
+
+    interval  seconds between samples (OP_TOOLS_MONITOR_INTERVAL)
+    out       the folder for results (OP_TOOLS_OUT)
+    """
+
+    def __init__(self, interval: float | None = None, out: str | os.PathLike[str] | None = None) -> None:
+        self._interval = settings.argument("interval", interval, settings.MONITOR_INTERVAL)
+        self._out = settings.OUT.get() if out is None else Path(out)
+        self._log: Log | None = None
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
+        self._samples_of_devices = 0
+
+    def start(self) -> ProcessMonitor:
+        """Begins to sample; a folder that cannot be written is said, and training goes on."""
+        if self._thread is not None:
+            return self
+        if not processes.is_known():
+            raise SettingError("ProcessMonitor needs Linux: this system has no /proc")
+        self._log = Log(self._out, os.getpid())
+        try:
+            self._log.begin()
+        except OSError as error:
+            messages.complain(f"ProcessMonitor cannot write {self._log.path} ({error.strerror}); training goes on")
+            self._log = None
+            return self
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="op_tools monitor", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Takes a last sample and ends."""
+        if self._thread is not None:
+            self._is_over.set()
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> ProcessMonitor:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def results(self) -> Results:
+        """What the process has used so far, in one row. `calls`: samples in which it used a device."""
+        rows = self._log.rows() if self._log is not None else []
+        cells = [[row[column] for column in _COLUMNS] for row in rows]
+        files = [str(self._log.path)] if self._log is not None else []
+        return Results("ProcessMonitor", _COLUMNS, cells, self._samples_of_devices, (), files)
+
+    def _sample(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._is_over.wait(self._interval)
+            usage = processes.usage(os.getpid())
+            device = _device_usage()
+            self._samples_of_devices += bool(device.memory)
+            try:
+                if usage is not None and self._log is not None:
+                    self._log.add(usage, device)
+            except OSError as error:
+                messages.complain(f"ProcessMonitor cannot write any more ({error.strerror}); training goes on")
+                return
+
+
+def _device_usage() -> DeviceUsage:
+    """As the device's own module tells; each tells less, or fails, in its own way."""
+    module = _device_module()
+    if module is None:
+        return DeviceUsage()
+    try:
+        held = {index: int(module.memory_reserved(index)) for index in range(module.device_count())}
+        own = [index for index, bytes in held.items() if bytes]
+        allocated = sum(int(module.memory_allocated(index)) for index in own)
+        reserved = sum(held.values())
+    except Exception:  # noqa: BLE001  a device that fails is the program's own business
+        return DeviceUsage()
+    used = utilization = None
+    with contextlib.suppress(Exception):
+        used = sum(total - free for free, total in map(module.mem_get_info, own))
+    if own and module not in _TELL_NO_UTILIZATION:
+        try:
+            utilization = sum(float(module.utilization(index)) for index in own) / len(own)
+        except Exception:  # noqa: BLE001  the module has no such function, or lacks a package for it
+            _TELL_NO_UTILIZATION.add(module)
+    return DeviceUsage(allocated, reserved, used, utilization)
+
+
+_TELL_NO_UTILIZATION: set[Any] = set()
+
+
+def _device_module() -> Any:
+    """Of the accelerator that the program uses; None as long as it uses none: asking would start it."""
+    for name in (torch._C._get_privateuse1_backend_name(), "xpu", "hpu", "cuda"):
+        module = getattr(torch, name, None) if name != "privateuseone" else None
+        is_initialized = getattr(module, "is_initialized", None)
+        if is_initialized is not None:
+            with contextlib.suppress(Exception):  # a module that does not even answer that
+                if is_initialized():
+                    return module
+    return None
