@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -43,9 +43,14 @@ class Origin(NamedTuple):
         return f"{self.file}:{self.line} {self.function}: {self.code}{mark}"
 
 
-def is_generated(file: str) -> bool:
-    """Whether torch.compile has written this file."""
-    return file.startswith(_GRAPH_FILE) or file in _line_maps()
+def runs(code: CodeType) -> bool:
+    """Whether this is compiled code, or what interprets a graph."""
+    return code is RUNS_NODE or code.co_filename.startswith(_GRAPH_FILE) or code.co_filename in _line_maps()
+
+
+def may_run(file: str) -> bool:
+    """Whether a file has such code."""
+    return file == RUNS_NODE.co_filename or file.startswith(_GRAPH_FILE) or file in _line_maps()
 
 
 def origin(frame: FrameType, own_folders: tuple[str, ...]) -> Origin | None:

@@ -31,8 +31,8 @@ _OWN_FOLDERS = (
         for part in ("autoload", "redirect", "sim")
     ),
 )
+# of plain files; those of compiled code are not in it, for the C++ helper leaves it to us where it meets one
 _is_users_file: dict[str, bool] = {}
-_generated_files: set[str] = set()  # those among them that torch.compile has written
 # the function that runs a module's forward; its local `self` is the module
 _CALLS_FORWARD = Module._call_impl.__code__
 
@@ -145,14 +145,7 @@ def for_helper() -> tuple[Any, ...]:
 
 
 def words(code: CodeType, instruction: int, module: Any) -> tuple[str, str]:
-    """The line and the module, for the helper. The code is running."""
-    if code.co_filename in _generated_files:
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and frame.f_code is not code:
-            frame = frame.f_back
-        found = None if frame is None else _in_compiled_code(frame, False)
-        if found is not None:
-            return found.line(), found.module
+    """The line and the module, for the helper."""
     where = Where(code, instruction, "" if module is None else _path_of_module(module), None)
     return where.line(), where.module
 
@@ -169,6 +162,7 @@ def here(with_stack: bool = False) -> Where:
     files = _is_users_file
     module: Any = None
     users: FrameType | None = None
+    is_compiled = False
     while frame is not None and (users is None or module is None):
         code = frame.f_code
         if code is _CALLS_FORWARD:
@@ -176,12 +170,13 @@ def here(with_stack: bool = False) -> Where:
         elif users is None:
             is_users = files.get(code.co_filename)
             if is_users is None:
-                is_users = files[code.co_filename] = _classified(code.co_filename)
-            users = frame if is_users or code is compiled_code.RUNS_NODE else None
+                is_compiled = compiled_code.runs(code)
+                is_users = is_compiled or _is_users(code.co_filename)
+            users = frame if is_users else None
         frame = frame.f_back
     if users is None:
         return NOWHERE
-    if users.f_code.co_filename in _generated_files or users.f_code is compiled_code.RUNS_NODE:
+    if is_compiled:
         compiled = _in_compiled_code(users, with_stack)
         if compiled is not None:
             return compiled
@@ -189,12 +184,12 @@ def here(with_stack: bool = False) -> Where:
     return Where(users.f_code, users.f_lasti, "" if module is None else _path_of_module(module), stack)
 
 
-def _classified(file: str) -> bool:
-    """Whether a file is the user's, or stands for it: what torch.compile has written for it."""
-    if compiled_code.is_generated(file):
-        _generated_files.add(file)
-        return True
-    return not file.startswith(_OWN_FOLDERS)
+def _is_users(file: str) -> bool:
+    """Whether a file is the user's; remembered, but for those of compiled code."""
+    is_users = not file.startswith(_OWN_FOLDERS)
+    if not compiled_code.may_run(file):
+        _is_users_file[file] = is_users
+    return is_users
 
 
 def _in_compiled_code(frame: FrameType, with_stack: bool) -> Where | None:
