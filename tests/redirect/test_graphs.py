@@ -151,7 +151,7 @@ def test_make_graphed_callables_trains_as_without(autocast):
             with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast, cache_enabled=False):
                 hidden = first(x.cuda())
                 loss = loss_of(second(hidden.float()), y.cuda())
-            loss.backward()
+                loss.backward()  # as the capture does it: which sums are float32 depends on autocast
             optimizer.step()
             losses.append(loss.item())
         first.eval()  # was graphed for training: the plain forward runs

@@ -1,6 +1,6 @@
-"""pin_memory() where torch was built for CUDA and there is no GPU.
+"""pin_memory() where torch asks CUDA, and there is no GPU: torch 2.4 does.
 
-No such torch is here: its answers are put in place of this one's. As torch 2.4's, they ask CUDA unless told otherwise.
+With a newer torch, the answers of such a one are put in place of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ditorch.redirect import pinning
 from ditorch.redirect.patch import Patches
 
 _pin_memory, _is_pinned = torch.Tensor.pin_memory, torch.Tensor.is_pinned
+_asks_accelerator = hasattr(torch, "accelerator")
 
 
 def _pin_memory_of_cuda(tensor, device=None):
@@ -27,33 +28,42 @@ def _is_pinned_of_cuda(tensor, device=None):
 
 
 @pytest.fixture
-def built_for_cuda(monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "12.1")
-    monkeypatch.setattr(torch.Tensor, "pin_memory", _pin_memory_of_cuda)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", _is_pinned_of_cuda)
+def asks_cuda(monkeypatch):
+    if _asks_accelerator:
+        monkeypatch.delattr(torch, "accelerator")
+        monkeypatch.setattr(torch.Tensor, "pin_memory", _pin_memory_of_cuda)
+        monkeypatch.setattr(torch.Tensor, "is_pinned", _is_pinned_of_cuda)
     patches = Patches()
     pinning.apply(patches, SIM)
     yield
     patches.undo()
 
 
-@pytest.mark.usefixtures("built_for_cuda")
-def test_pinned_memory_is_the_accelerators():
-    pinned = torch.ones(3).pin_memory()
-    assert pinned.is_pinned()
-    assert pinned.tolist() == [1.0, 1.0, 1.0]
-    assert not torch.ones(3).is_pinned()
+@pytest.mark.usefixtures("asks_cuda")
+@pytest.mark.parametrize("told", [(), (None,), ("sim",)], ids=str)
+def test_pinned_memory_is_the_accelerators(told):
+    tensor = torch.arange(6.0).view(2, 3).t()
+    pinned = tensor.pin_memory(*told)
+    assert pinned.is_pinned(*told)
+    assert pinned.tolist() == tensor.tolist()
+    assert not tensor.is_pinned(*told)
 
 
-@pytest.mark.usefixtures("built_for_cuda")
-def test_a_data_loader_pins_its_batches():
+@pytest.mark.usefixtures("asks_cuda")
+def test_memory_can_be_pinned_from_the_start():
+    assert torch.empty(3, pin_memory=True).is_pinned()
+
+
+def test_a_data_loader_pins_its_batches(redirect):
     data = torch.utils.data.TensorDataset(torch.arange(4.0))
     batches = list(torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True))
     assert [batch.is_pinned() for (batch,) in batches] == [True, True]
 
 
-def test_a_torch_without_cuda_is_left_alone():
+@pytest.mark.skipif(not _asks_accelerator, reason="this torch asks CUDA")
+def test_a_torch_that_asks_the_accelerator_is_left_alone():
+    before = torch.Tensor.pin_memory
     patches = Patches()
     pinning.apply(patches, SIM)
-    assert torch.Tensor.pin_memory is _pin_memory
+    assert torch.Tensor.pin_memory is before
     patches.undo()

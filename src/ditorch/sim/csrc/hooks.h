@@ -12,6 +12,7 @@ namespace ditorch_sim {
 
 struct Event {
   Nanoseconds time = 0;            // on the simulated clock
+  bool timed = false;              // may be asked for it
   std::weak_ptr<Capture> capture;  // or a place in a graph that is being captured
   Capture::Known known;
 
@@ -101,10 +102,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 #endif
 
-  void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
+  void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag flag) const override {
     check_health();
     if (!*event) *event = new Event;
     auto& ours = *static_cast<Event*>(*event);
+    ours.timed = flag == c10::EventFlag::BACKEND_DEFAULT;
     ours.time = std::max(now(), device_clock().busy_until(stream.device_index(), stream.id()));
     const auto capture = capture_of(stream.device_index(), stream.id());
     ours.capture = capture;
@@ -127,7 +129,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* start, void* end, const DeviceIndex) const override {
     TORCH_CHECK(start && end, "Both events must be recorded before calculating elapsed time.");
-    return (static_cast<Event*>(end)->time - static_cast<Event*>(start)->time) / 1e6;
+    const auto &from = *static_cast<Event*>(start), &to = *static_cast<Event*>(end);
+    TORCH_CHECK(from.timed && to.timed, "Both events must be created with argument 'enable_timing=True'.");
+    return (to.time - from.time) / 1e6;
   }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);

@@ -106,6 +106,19 @@ inline bool has_compatible_shallow_copy_type(const Tensor& one, const Tensor& ot
   return dense(one) && dense(other);
 }
 
+#if TORCH_RELEASE < 206
+// Newer releases ask the hooks instead.
+inline bool is_pinned(const Tensor& tensor, std::optional<Device>) { return pinned_memory()->contains(tensor.const_data_ptr()); }
+
+inline Tensor pin_memory(const Tensor& tensor, std::optional<Device>) {
+  const auto shape = at::_ops::empty_like::call(tensor, {}, {}, {}, {}, {});
+  const auto memory = at::detail::empty_generic({tensor.numel()}, pinned_memory(), DispatchKeySet(DispatchKey::CPU),
+                                                tensor.scalar_type(), std::nullopt);
+  const auto pinned = wrap(memory.storage(), DispatchKey::CPU, shape);
+  return pinned.copy_(tensor);
+}
+#endif
+
 inline void record_stream(Tensor&, Stream) {}  // memory is never reused behind a stream's back
 
 // ---- views ---------------------------------------------------------------------------------------------------------
@@ -209,6 +222,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", item);
   m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
   m.impl("record_stream", record_stream);
+#if TORCH_RELEASE < 206
+  m.impl("is_pinned", is_pinned);
+  m.impl("_pin_memory", pin_memory);
+#endif
   m.impl("view", view);
   m.impl("as_strided", as_strided);
   m.impl("_reshape_alias", reshape_alias);
