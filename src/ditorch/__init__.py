@@ -63,16 +63,16 @@ def install() -> Backend:
     _backend = chosen
     # users' scripts look for its last words
     framework = f"ditorch.framework: {chosen.module or 'torch'}:{_framework_version(chosen)}"
-    _say(f"{chosen.name} ({chosen.title}) torch {torch.__version__} pid {os.getpid()} {framework}")
-    for doubt in misspelt():
-        _say(doubt)
+    said = [f"{chosen.name} ({chosen.title}) torch {torch.__version__} pid {os.getpid()} {framework}", *misspelt()]
     if FLOAT32_COLLECTIVES.get():
-        _say(f"16-bit tensors are reduced in float32 by {', '.join(FLOAT32_COLLECTIVES.get())}")
+        said.append(f"16-bit tensors are reduced in float32 by {', '.join(FLOAT32_COLLECTIVES.get())}")
     if FAULTS.get():
         from ditorch.sim import faults
 
         _faults = faults.inject(FAULTS.get(), chosen.device_type)
-        _say(f"kernels broken by DITORCH_FAULTS: {', '.join(_faults.struck)}")
+        said.append(f"kernels broken by DITORCH_FAULTS: {', '.join(_faults.struck)}")
+    # in one write: otherwise the lines of several processes mix
+    sys.stderr.write("".join(f"ditorch: {line}\n" for line in said))
     return chosen
 
 
@@ -92,11 +92,6 @@ def _framework_version(chosen: Backend) -> str:
     """Of the vendor's package; of torch where there is none."""
     module = sys.modules.get(chosen.module) if chosen.module else None
     return str(getattr(module, "__version__", torch.__version__))
-
-
-def _say(text: str) -> None:
-    # in one write: `print` makes two where stderr is unbuffered, and the lines of several processes mix
-    sys.stderr.write(f"ditorch: {text}\n")
 
 
 def _is_own_command() -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -65,15 +64,21 @@ def _headline(summary: Row) -> Text:
         of = f" by ranks {summary['ranks']}" if summary["ranks"] else ""
         lines.append(f"No op call on an accelerator was seen{of}: did the program use one?")
         return Text("\n".join(lines), style="bold")
-    device = processes[0]["device"]
     of = {1: "1 process"}.get(len(processes), f"{len(processes)} processes")
     steps = max(record["steps"] for record in processes)
-    named = device.get("name") or device.get("backend") or "an accelerator"
+    named = _devices([record["device"] for record in processes])
     lines.append(f"{of} on {named}, {steps} training steps, torch {processes[0]['torch']}")
     lines += [
         f"{tool}: {_verdict(tool, total)}" for tool, total in summary["tools"].items() if tool != "ProcessMonitor"
     ]
     return Text("\n".join(lines))
+
+
+def _devices(devices: list[Row]) -> str:
+    """What the processes ran on: two names at most."""
+    names = dict.fromkeys(device.get("name") or device.get("backend") or "an accelerator" for device in devices)
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(list(names)[:2]) + more
 
 
 def _ended(status: int) -> str:
@@ -119,29 +124,44 @@ def _print_wrong(console: Console, rows: list[Row]) -> None:
         console.print(Text("\nWrong, the worst first", style="bold"))
     for number, found in enumerate(list(entries.values())[:_MAX_WRONG], 1):
         worst = found[0]
-        head = Text(f"{number}. ")
-        head.append(worst["op"], style="bold red")
-        console.print(head.append(f"  {_in_words(worst, found[1:])}"))
-        console.print(Padding(Text("\n".join(_place(worst)), style="dim"), (0, 0, 0, 3)))
+        name = Text(worst["op"], style="bold red")
+        head = Text.assemble(f"{number}. ", name, f": {_what(worst, found[1:])} ({_often(worst)})")
+        lines = head.wrap(console, console.width - 3)
+        console.print(lines[0])
+        details = (Text(worst.get("reason", "")), *(Text(one, style="dim") for one in _place(worst, console.width - 3)))
+        for line in (*lines[1:], *(line for text in details if text for line in text.wrap(console, console.width - 3))):
+            console.print(Text.assemble("   ", line))
     if len(entries) > _MAX_WRONG:
         console.print(f"… and {len(entries) - _MAX_WRONG} more places in summary.json")
 
 
-def _in_words(worst: Row, others: list[Row]) -> str:
-    calls = "1 call" if worst["calls"] == 1 else f"{worst['calls']:,} calls"
-    often = f"{calls}, step {worst['step']}" + (f", ranks {_numbers(worst['ranks'])}" if worst["ranks"] != [0] else "")
+def _what(worst: Row, others: list[Row]) -> str:
     if worst["tool"] != "OpAutoCompare":
-        return f"{worst['what']}, {worst['phase']} ({often})"
-    also = f"; also {', '.join(row['what'] for row in others)}" if others else ""
-    return f"{worst['what']} {worst['reason']}{also} ({often})"
+        return f"{worst['what']}, {worst['phase']}"
+    return ", ".join(row["what"] for row in (worst, *others))
 
 
-def _numbers(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
+def _often(row: Row) -> str:
+    calls = "1 call" if row["calls"] == 1 else f"{row['calls']:,} calls"
+    return f"{calls}, step {row['step']}" + (f", ranks {_ranges(row['ranks'])}" if row["ranks"] != [0] else "")
 
 
-def _place(row: Row) -> list[str]:
-    return [one for one in (row["module"], _short_path(row["where"])) if one]
+def _ranges(numbers: list[int]) -> str:
+    """0-3,7: as --ranks takes them."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], number]
+        else:
+            ranges.append([number])
+    return ",".join("-".join(map(str, part)) for part in ranges)
+
+
+def _place(row: Row, width: int) -> list[str]:
+    """The module and the line of the program: in one line, where there is room."""
+    module, line = f"in {row['module']}:" if row["module"] else "", _short_path(row["where"])
+    together = f"{module} {line}".strip()
+    return [together] if len(together) <= width else [module, line]
 
 
 def _short_path(where: str) -> str:

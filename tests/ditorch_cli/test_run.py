@@ -346,6 +346,7 @@ def test_what_processes_announce_at_once_does_not_mix(tmp_path):
     """Unbuffered, as under torchrun, each write to stderr is on its own: a line must be one."""
     mine, childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # keeps writes apart
     environment = {**os.environ, "DITORCH_DISABLE_MOCK": "0", "DITORCH_BACKEND": "sim"}
+    environment["DITORCH_FAULTS"] = "aten.mm: scale=1.01"
     command = [sys.executable, "-u", "-c", "import torch, ditorch"]
     with mine, childs:
         subprocess.run(command, stderr=childs, check=True, cwd=tmp_path, env=environment)
@@ -354,5 +355,5 @@ def test_what_processes_announce_at_once_does_not_mix(tmp_path):
         with contextlib.suppress(BlockingIOError):
             while True:
                 writes.append(mine.recv(10_000).decode())
-    assert [write for write in writes if announced(write)]
-    assert all(write.endswith("\n") for write in writes)
+    (announcement,) = [write for write in writes if announced(write)]
+    assert announcement.endswith("kernels broken by DITORCH_FAULTS: aten.mm: scale=1.01\n")

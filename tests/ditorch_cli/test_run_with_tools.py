@@ -54,10 +54,10 @@ def test_the_guilty_op_is_named_and_the_program_stays_its_own(ditorch_command, p
     assert run.stdout == plain.stdout  # the same losses, to the bit, and nothing of ours
     assert run.returncode == 3
     assert "ended with exit code 3" in run.stderr
-    named = "1. torch.nn.functional.layer_norm  output off by a factor of 1.1"
-    assert named in run.stderr
-    assert named in (the_run(tmp_path) / "summary.txt").read_text()
-    assert "train.py:9 <module>: loss = nn.functional.cross_entropy(model(x), y)" in run.stderr
+    named = r"1\. torch.nn.functional.layer_norm: output, .+ \(3 calls,\s+step \d\)\n   off by a factor of 1.1"
+    assert re.search(named, run.stderr)
+    assert re.search(named, (the_run(tmp_path) / "summary.txt").read_text())
+    assert "   in 1: train.py:9 <module>: loss = nn.functional.cross_entropy(model(x), y)\n" in run.stderr
     found = summary_of(tmp_path)
     assert found["schema"] == "ditorch.summary/1"
     assert {row["op"] for row in found["wrong"]} == {"torch.nn.functional.layer_norm"}
@@ -71,7 +71,7 @@ def test_the_guilty_op_is_named_and_the_program_stays_its_own(ditorch_command, p
 
 def test_the_first_nan_comes_first(ditorch_command, program):
     run = ditorch_command("run", "--overflow", program("(x.sum() - x.sum()).log().sub(1).sqrt()\n"))
-    assert "1. torch.Tensor.log  made Inf out of finite inputs" in run.stderr
+    assert "1. torch.Tensor.log: made Inf out of finite inputs, forward (1 call" in run.stderr
     assert re.search(r"ditorch run --autocompare --steps \d+:\d+ train.py", run.stderr)
 
 
@@ -154,7 +154,14 @@ def test_ranks_of_torchrun_have_one_summary(ditorch_command, program, tmp_path, 
     found = summary_of(tmp_path)
     assert [record["rank"] for record in found["processes"]] == [0, 1]
     assert found["wrong"][0]["ranks"] == [0, 1]
-    assert "ranks 0, 1" in run.stderr
+    assert re.search(r"ranks\s+0-1\)", run.stderr)
+
+
+def test_ranks_and_their_devices_are_told_in_short():
+    assert screen._ranges([7, 0, 1, 2, 9, 10]) == "0-2,7,9-10"
+    chips = [{"name": "chip 0"}, {"name": "chip 1"}, {"backend": "sim"}, {"name": "chip 0"}]
+    assert screen._devices(chips[:1] * 4) == "chip 0"
+    assert screen._devices(chips) == "chip 0, chip 1 and 1 more"
 
 
 def test_a_traceback_is_the_programs_own(ditorch_command, program, tmp_path):
@@ -269,7 +276,9 @@ def test_the_screen_fits_the_terminal_and_keeps_commands_whole(tmp_path, width):
     found = summary.of(tmp_path, 0)
     assert "processes/b.json" in [row["what"] for row in found["not_looked_at"]]
     lines = screen.text(found, width).splitlines()
-    assert len(lines) < 60
+    assert len(lines) < 40
+    first = next(number for number, line in enumerate(lines) if line.startswith("1. torch.nn.functional.scaled_dot"))
+    assert lines[first + 1].startswith("   ")  # what belongs to an entry is indented
     commands = [f"  {command}" for command in found["next"]]
     assert set(commands) <= set(lines)
     assert max(len(line) for line in lines if line not in commands) <= width

@@ -65,14 +65,11 @@ def _captures(data: Path) -> Iterator[_Captured]:
 def _judged(captured: _Captured, findings: Findings) -> Iterator[tuple[str, Comparison]]:
     try:
         capture = replay.load(captured.folder)
-        comparisons = captured_results(captured.folder, capture)
+        yield from captured_results(captured.folder, capture)
     except OpToolsError as error:
         findings.not_comparable.append(str(error))
-        return
     except Exception as error:  # noqa: BLE001  whatever the op raises
         findings.not_comparable.append(f"{captured.folder} cannot be computed again: {messages.in_short(error)}")
-        return
-    yield from zip(("forward", "backward"), comparisons)
 
 
 def _key(place: Place) -> tuple[_Key, str]:

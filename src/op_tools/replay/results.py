@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,10 +16,12 @@ from op_tools.output.csv_files import CsvFile
 from op_tools.timing.ledger import Total
 
 SCHEMA = "ditorch.replay/1"
-MAX_SHOWN = 20  # calls that are wrong, and rows of the table; the file has all
+MAX_ENTRIES = 6  # of calls that are wrong, and
+MAX_ROWS = 12  # of the table; the file has all
 # what can become of a call, the worst first; the first three make the exit code 1
 FAILURES = ("wrong", "failed", "unusable")
 STATUSES = (*FAILURES, "not compared", "left out", "right", "ran")
+_INDENT = "    "  # of what belongs to an entry
 _COLUMNS = ("folder", "name", "status", "reason", "values", "autocast", "source", "module")
 
 
@@ -59,10 +62,22 @@ class CallResult:
         else:
             self.status = "right" if self.values else "not compared"
 
-    def __str__(self) -> str:
-        module = f"{self.module}, " if self.module else ""
-        place = f"\n    {module}{self.source}" if self.source and self.source != self.folder else ""
-        return f"{self.status}: {self.name}: {self.reason}\n    {self.folder}{place}"
+    def entry(self, calls: int, width: int) -> str:
+        """For the screen. `calls`: how many are like it."""
+        what, _, reason = self.reason.partition(": ") if self.status == "wrong" else ("", "", self.reason)
+        often = f" ({calls} calls)" if calls > 1 else ""
+        module = f"in {self.module}:" if self.module else ""
+        line = "" if self.source == self.folder else self.source
+        together = f"{module} {line}".strip()
+        place = [together] if len(together) <= width - len(_INDENT) else [module, line]
+        wrapped = [
+            textwrap.fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_long_words=False)
+            for text in (reason, *place)
+            if text
+        ]
+        head = f"{self.status}: {self.name}{f': {what}' if what else ''}{often}"
+        folder = [] if self.folder in reason else [f"{_INDENT}{self.folder}"]  # in one piece, to be copied
+        return "\n".join((head, *wrapped, *folder))
 
 
 @dataclass
@@ -127,16 +142,21 @@ class ReplayResults:
 
     def text(self, width: int) -> str:
         """What is wrong, one table, one line."""
-        text = "\n".join(filter(None, (*self._failures(), self._table(width), *self._files(), self._last_line())))
+        text = "\n".join(filter(None, (*self._failures(width), self._table(width), *self._files(), self._last_line())))
         # names come from files, and must not be able to steer the terminal
         return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
-    def _failures(self) -> Iterator[str]:
+    def _failures(self, width: int) -> Iterator[str]:
+        """One entry for each op and place in the program, with the worst of its calls."""
         found = [call for call in self.calls if call.status in FAILURES]
         found.sort(key=lambda call: (FAILURES.index(call.status), -call.severity))
-        yield from map(str, found[:MAX_SHOWN])
-        if len(found) > MAX_SHOWN:
-            yield f"… and {len(found) - MAX_SHOWN} more"
+        entries: dict[tuple[str, ...], list[CallResult]] = {}
+        for call in found:
+            entries.setdefault((call.status, call.name, call.source or call.folder), []).append(call)
+        for calls in list(entries.values())[:MAX_ENTRIES]:
+            yield calls[0].entry(len(calls), width)
+        if len(entries) > MAX_ENTRIES:
+            yield f"… and {len(entries) - MAX_ENTRIES} more"
 
     def _table(self, width: int) -> str:
         by_op: dict[str, list[CallResult]] = {}
@@ -144,8 +164,8 @@ class ReplayResults:
             by_op.setdefault(call.name, []).append(call)
         ranked = sorted(by_op.items(), key=_rank)
         columns = ("name", "calls", *STATUSES, "forward ms", "backward ms", "why")
-        more = f"… and {len(ranked) - MAX_SHOWN} more ops" if len(ranked) > MAX_SHOWN else ""
-        rows = [self._row(name, calls) for name, calls in ranked[:MAX_SHOWN]]
+        more = f"… and {len(ranked) - MAX_ROWS} more ops" if len(ranked) > MAX_ROWS else ""
+        rows = [self._row(name, calls) for name, calls in ranked[:MAX_ROWS]]
         return tables.fitted(columns, rows, width) + (f"\n{more}" if more else "")
 
     def _row(self, name: str, calls: list[CallResult]) -> list[str]:
@@ -161,7 +181,8 @@ class ReplayResults:
             yield f"{file} saved"
 
     def _last_line(self) -> str:
-        failures = ", ".join(f"{self.count(status)} {status}" for status in FAILURES if self.count(status))
+        others = [status for status in FAILURES if status != "wrong" and self.count(status)]
+        failures = ", ".join(f"{self.count(status)} {status}" for status in others)
         ran = len(self.calls) - self.count("failed", "unusable", "left out")
         compared = sum(call.values for call in self.calls)
         tail = f"; {compared:,} values compared, {self.count('wrong')} calls wrong" if self.is_compared else ""

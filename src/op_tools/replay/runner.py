@@ -21,6 +21,7 @@ from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.tool import OpAutoCompare
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
+from op_tools.core.modes import with_modes_aside
 from op_tools.errors import OpToolsError, SettingError
 from op_tools.ops.autocast_policy import dtype_by_policy
 from op_tools.ops.cast_tables import read_cast_tables
@@ -194,7 +195,7 @@ class _Compared(OpAutoCompare):
         self._results[id(capture.where)] = result
         self._captures.append(Replayable(capture.name, None, (), {}, (), capture.where, None))
         if self.sees_cpu:
-            for comparison in captured_results(Path(result.folder), capture):
+            for _, comparison in with_modes_aside(captured_results, Path(result.folder), capture):
                 _note(result, comparison, "captured ")
 
     def take(self, call: OpCall, outcome: Outcome) -> None:
@@ -216,23 +217,25 @@ def _note(result: CallResult, comparison: Comparison, whose: str = "") -> None:
             result.wrong.append(Wrong(f"{whose}{what}", row.verdict.reason, row.verdict.severity))
 
 
-def captured_results(folder: Path, capture: Replayable) -> list[Comparison]:
-    """What the device gave when the call was captured, compared with the CPU in higher precision."""
+def captured_results(folder: Path, capture: Replayable) -> list[tuple[str, Comparison]]:
+    """What the device gave when the call was captured, compared with the CPU in higher precision, by phase.
+
+    OpAutoCompare saves the phase that was wrong, and may have left out the other.
+    """
     saved = store.load(folder)
-    if saved.output is None:
-        return []
-    gave = saved.output.args[0]
     comparer = Comparer(Tolerances(), References(read_cast_tables().cast_table))
     active = None if capture.autocast is None else capture.autocast.dtype
     policy = (active, None if active is None else dtype_by_policy(capture.name, active))
+    gave = None if saved.output is None else saved.output.args[0]
 
     def observed() -> ObservedCall:
         given = Arguments(capture.args, capture.kwargs).copied()
         return ObservedCall(capture.name, capture.func, given, None, gave, *policy, changed=True)  # if it did
 
-    found = [comparer.forward(observed())]
-    if saved.grad_inputs is not None and saved.grad_outputs is not None and not found[0].failure:
+    found = [] if saved.output is None else [("forward", comparer.forward(observed()))]
+    is_comparable = not any(comparison.failure for _, comparison in found)
+    if is_comparable and saved.grad_inputs is not None and saved.grad_outputs is not None:
         gradients = Gradients(list(saved.grad_inputs.args), list(saved.grad_outputs.args))
         if next(trees.tensors(gradients.outputs), None) is not None:
-            found.append(comparer.backward(observed().for_backward(), gradients))
+            found.append(("backward", comparer.backward(observed().for_backward(), gradients)))
     return found

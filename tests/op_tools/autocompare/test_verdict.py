@@ -114,6 +114,15 @@ def test_one_percent_is_found_in_every_dtype(dtype, factor):
     assert found.measures.bad_share > 0.3
 
 
+def test_elements_that_are_something_else_are_not_called_a_factor():
+    """Half of them stale: the slope of such values is about a half, and no factor was at work."""
+    expected = numbers(64, 64)
+    got = torch.cat([expected[:32], numbers(32, 64, seed=1)]).float()
+    assert verdict_on(got, expected, expected.float()).reason.startswith("errors are ")
+    masked = expected * (numbers(64, 64, seed=2) > 0)
+    assert verdict_on((masked * 1.5).float(), masked, masked.float()).reason.startswith("off by a factor of 1.5 ")
+
+
 def test_a_tenth_of_a_percent_is_found_in_float32():
     expected = numbers(8, 8)
     assert not verdict_on((expected * 1.001).float(), expected, expected.float()).right

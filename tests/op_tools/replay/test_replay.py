@@ -189,7 +189,8 @@ class TestDamage:
         path.write_bytes(content[: len(content) // 2])
         output = run("captures", code=1)
         assert "1 of 2 captured calls ran" in output
-        assert f"unusable: torch.Tensor.exp: {path} cannot be used: its end is missing" in output
+        assert f"unusable: torch.Tensor.exp\n    {path} cannot" in output
+        assert "be used: its end is missing" in output.replace("\n    ", " ")
 
     def test_a_file_of_something_else(self, folders):
         path = folders[0] / "input.pth"
@@ -254,7 +255,7 @@ class TestDamage:
             folder.mkdir(parents=True)
             torch.save({"name": name, "args": args, "kwargs": {}, "identifier": ""}, folder / "input.pth")
         output = run("hostile", code=1)
-        assert "unusable: torch.ops.aten.from_file: " in output
+        assert "unusable: torch.ops.aten.from_file\n" in output
         assert [path.name for path in Path("hostile").iterdir()] == ["op_capture_results"]
 
     def test_a_missing_note_is_no_error(self, folders, device):
@@ -270,7 +271,7 @@ class TestDamage:
         with faults.inject("aten.exp: unimplemented"):
             output = run("captures", code=1)
         assert "1 of 2 captured calls ran" in output
-        assert "failed: torch.Tensor.exp: on " in output
+        assert "failed: torch.Tensor.exp\n    on " in output
 
 
 def test_a_capture_of_another_machine(device, folder_of_another_machine):
@@ -373,13 +374,30 @@ class TestOnTheCpu:
         with faults.inject("aten.native_layer_norm: scale=1.01"):
             captured(lambda: functional.layer_norm(x, (32,)).detach().sum())
         output = run("captures", "--device", "cpu", "--acc_check", code=1)
-        assert "wrong: torch.nn.functional.layer_norm: captured output: " in output
+        assert "wrong: torch.nn.functional.layer_norm: captured output" in output
         assert "wrong: torch.Tensor.sum" not in output
 
     def test_wrong_gradients_are_found(self, x, run):
         with faults.inject("aten.native_layer_norm_backward: scale=1.01"):
             captured(lambda: functional.layer_norm(x, (32,)).square().sum().backward())
         output = run("captures", "--device", "cpu", "--acc_check", code=1)
+        assert "wrong: torch.nn.functional.layer_norm: captured grad" in output
+
+    def test_nothing_but_captured_calls_is_looked_at(self, x, run):
+        """Judging is done with ops of the CPU, too, and each of them was compared in turn."""
+        with faults.inject("aten.native_layer_norm_backward: noise=0.1"):
+            captured(lambda: functional.layer_norm(x, (32,)).sin().sum().backward())
+        run("captures", "--device", "cpu", "--acc_check", code=1)
+        (table,) = Path("op_tools_results/op_autocompare_result").glob("*.csv")
+        calls = {row.split(",")[1].split(" ")[0] for row in table.read_text().splitlines()[1:]}
+        assert calls == {"torch.nn.functional.layer_norm", "torch.Tensor.sin", "torch.Tensor.sum"}
+
+    def test_gradients_that_training_found_wrong_are_found(self, x, run):
+        """OpAutoCompare saves the backward pass alone where forward was right."""
+        with faults.inject("aten.native_layer_norm_backward: scale=1.01"), op_tools.OpAutoCompare(verbose=0):
+            functional.layer_norm(x, (32,)).square().sum().backward()
+        assert not list(Path("op_tools_results").rglob("output.pth"))
+        output = run("op_tools_results", "--device", "cpu", "--acc_check", code=1)
         assert "wrong: torch.nn.functional.layer_norm: captured grad" in output
 
     def test_times(self, x, run):
@@ -396,6 +414,29 @@ class TestOnTheCpu:
 
         captured(forward)
         assert "0 calls wrong" in run("captures", "--device", "cpu", "--acc_check")
+
+
+def test_many_wrong_calls_are_one_page(device, run):
+    x = torch.randn(8, 32, device=device)
+
+    def calls():
+        for _ in range(30):
+            x.exp()
+        for _ in range(2):
+            x.exp()
+
+    captured(calls)
+    with faults.inject("aten.exp: scale=1.01"):
+        lines = run("captures", "--acc_check", code=1).splitlines()
+    # one entry for each line of the program
+    assert [line for line in lines if line.startswith("wrong: ")] == [
+        "wrong: torch.Tensor.exp: output (30 calls)",
+        "wrong: torch.Tensor.exp: output (2 calls)",
+    ]
+    assert "    off by a factor of 1.01 as a whole" in "\n".join(lines)
+    assert lines[-1].endswith("values compared, 32 calls wrong")
+    assert len(lines) < 40
+    assert all(len(line) <= 100 for line in lines if not line.startswith(("    captures/", "op_tools_results/")))
 
 
 def test_autocast_is_replayed_by_the_command(device, run):
