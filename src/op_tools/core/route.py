@@ -19,8 +19,7 @@ from op_tools.core.modes import dispatch_modes, with_modes_aside
 from op_tools.core.plan import Plan
 from op_tools.core.steps import STEPS
 from op_tools.core.watcher import AnyWatcher
-from op_tools.device import failure
-from op_tools.device.progress import recent
+from op_tools.device import failure, progress
 from op_tools.output import messages
 
 _FAILED = object()  # in place of the state of a tool whose `before` failed
@@ -79,7 +78,8 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             failure.is_noticed(error, (call.id, call.name, call.where))
         (aside or _directly)(_failed, watchers, call, states)
         raise
-    recent.append((call.id, call.name, call.where))
+    progress.recent.append((call.id, call.name, call.where))
+    progress.last.append(call.id)
     # a factory such as torch.ones has no tensors among its arguments: only the result shows where it is
     if not on_device:
         if place_of((result,)) is not DEVICE:

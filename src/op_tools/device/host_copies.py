@@ -40,7 +40,7 @@ def copies_of(tensors: list[Tensor]) -> list[Tensor]:
                 plain.append(tensor)
             else:
                 copies[id(tensor)] = unusual_copy(tensor)
-        asked = progress.last_asked()
+        asked = progress.last[0]
         pinned_parts: list[tuple[Tensor, list[Tensor]]] = []  # memory, and the copies that lie in it
         is_from_device = False
         waits: dict[torch.device, DeviceQueue | None] = {}  # for copies that are on their way

@@ -17,12 +17,8 @@ class HasLine(Protocol):
 
 Asked = tuple[int, str, HasLine]  # number, op and place of a call that a device need not have got to yet
 recent: deque[Asked] = deque(maxlen=_MAX_RECENT_CALLS)
+last: deque[int] = deque((0,), maxlen=1)  # the number of the last of them
 proven: deque[int] = deque((0,), maxlen=1)  # the number of a call that the device has got through, with all before it
-
-
-def last_asked() -> int:
-    """The number of the last call that was asked of a device."""
-    return recent[-1][0] if recent else 0
 
 
 def in_words(asked: Asked | None) -> list[str]:

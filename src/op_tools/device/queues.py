@@ -237,7 +237,7 @@ class Batch:
     def launch(self) -> None:
         """Lets the device look. Where its memory does not suffice, there will be no numbers."""
         self.is_launched = True
-        self._asked = progress.last_asked()
+        self._asked = progress.last[0]
         modes = torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast()
         with contextlib.suppress(OUT_OF_MEMORY), self._enter_stream(), modes[0], modes[1], modes[2]:
             numbers = self.look()

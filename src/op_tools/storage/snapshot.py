@@ -25,7 +25,7 @@ class Arrival:
 
     def __init__(self, events: list[tuple[DeviceQueue, Any]]) -> None:
         self._events = events
-        self._asked = progress.last_asked()
+        self._asked = progress.last[0]
         self._lock = threading.Lock()
 
     def wait(self) -> None:
