@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
 
@@ -18,6 +19,11 @@ def ops() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     return [op for op in op_db if not op.name.startswith(_LEFT_OUT)]
+
+
+def chunks(count: int) -> list[Any]:
+    """The parts of a test of every op: one in four always runs, the others with the slow tests."""
+    return [number if number % 4 == 1 else pytest.param(number, marks=pytest.mark.slow) for number in range(count)]
 
 
 def full_name(op: Any) -> str:

@@ -83,7 +83,7 @@ def varies(op, sample, device, plain):
     return device != "sim" and any(str(everything(op, sample, device, None)) != str(plain) for _ in range(50))
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", op_samples.chunks(CHUNKS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_op_is_the_same_under_every_observing_tool(device, dtype, chunk, monkeypatch):
     monkeypatch.setenv("OP_TOOLS_VERBOSE", "1")

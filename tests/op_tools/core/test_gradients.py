@@ -24,7 +24,7 @@ CHUNKS = 8
 pytestmark = pytest.mark.usefixtures("way")
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", op_samples.chunks(CHUNKS))
 def test_every_ops_gradients_are_those_of_autograd(device, chunk):
     compared, wrong = 0, []
     for op in op_samples.ops()[chunk::CHUNKS]:

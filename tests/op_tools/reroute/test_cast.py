@@ -94,7 +94,7 @@ def check(op, sample, low):
     return True
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", op_samples.chunks(CHUNKS))
 @pytest.mark.parametrize(("low", "most"), [(torch.bfloat16, 2), (torch.float16, 1)], ids=["bfloat16", "float16"])
 def test_every_op_is_as_cast_by_hand(device, low, most, chunk):
     checked = 0

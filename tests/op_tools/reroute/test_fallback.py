@@ -82,7 +82,7 @@ def check(function, sample, device):
     return 1
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", op_samples.chunks(CHUNKS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_op_is_the_cpus(device, dtype, chunk):
     checked = 0
