@@ -3,10 +3,13 @@
 The source is part of the package. It is compiled against the user's own torch on first use, tried out in a process of
 its own (a library that does not fit its torch may end the process that loads it), and only then put in its place in the
 cache by a rename: what lies in the cache is whole and has worked. Processes that start at once wait for one to build.
+A builder that is killed leaves a folder that the next one clears away, and no lock: the system takes that back.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import glob
 import hashlib
 import os
@@ -17,14 +20,18 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock  # torch depends on it
+from filelock import FileLock, Timeout  # torch depends on it
 
-_HOW_LONG = "half a minute to two minutes, by how busy the machine is"
+_HOW_LONG = "half a minute where the machine is idle, minutes where it is busy"
+_SECONDS_TO_WAIT_SILENTLY = 2.0  # for another process that builds
+_SECONDS_BETWEEN_LINES = 30.0  # in a log; on a terminal each second is shown
 
 
 class NativeError(RuntimeError):
@@ -50,22 +57,51 @@ class NativeLibrary:
     uses_python: bool = False  # is a module of Python's
     quiet: bool = False  # builds in a moment: nobody needs to be told
 
-    def path(self) -> Path:
-        """Where it lies; it is built now if need be. A NativeError says what went wrong and what to do."""
-        path = cache_folder() / f"{self.name}-{self._fingerprint()}.so"
+    def path(self, wanted_next: NativeLibrary | None = None) -> Path:
+        """Where it lies; it is built now if need be. A NativeError says what went wrong and what to do.
+
+        `wanted_next` is one that will be asked for soon, most likely: where there is a core for it, and something to
+        wait for, it is built meanwhile.
+        """
+        path = self._place()
         if path.exists():
             return path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_suffix(".lock")):
+            with self._alone(path):
                 if not path.exists():  # nobody else built it while we waited
-                    self._build(path)
+                    beside = wanted_next if wanted_next and wanted_next._can_be_built_beside() else None
+                    if beside is not None:
+                        _Background(beside).start()
+                    self._build(path, beside)
         except OSError as error:
             raise NativeError(
                 f"{self.title} cannot be kept in {path.parent}: {error.strerror or error}. "
                 "Set DITORCH_CACHE to a folder that can be written to and has 10 MB free."
             ) from error
         return path
+
+    def _place(self) -> Path:
+        return cache_folder() / f"{self.name}-{self._fingerprint()}.so"
+
+    def _can_be_built_beside(self) -> bool:
+        has_core = len(os.sched_getaffinity(0)) > 1 if hasattr(os, "sched_getaffinity") else False
+        return has_core and self.main.exists() and not self._place().exists()
+
+    @contextlib.contextmanager
+    def _alone(self, path: Path) -> Iterator[None]:
+        """Nobody else builds meanwhile; where somebody does, that is said and waited for."""
+        lock = FileLock(path.with_suffix(".lock"))
+        try:
+            lock.acquire(timeout=_SECONDS_TO_WAIT_SILENTLY)
+        except Timeout:
+            if os.environ.get("LOCAL_RANK", "0") == "0":  # the other ranks wait as well
+                self._note(f"waiting for {_lower(self.title)}, which is being built already: {_HOW_LONG} …")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _fingerprint(self) -> str:
         """Names what a build depends on: the torch release and build, its C++ ABI, the machine, and our source."""
@@ -75,9 +111,11 @@ class NativeLibrary:
         python = f"-{sys.implementation.cache_tag}" if self.uses_python else ""
         return f"torch{torch.__version__}-abi{_abi()}-{platform.machine()}{python}-{digest.hexdigest()[:12]}"
 
-    def _build(self, path: Path) -> None:
+    def _build(self, path: Path, beside: NativeLibrary | None = None) -> None:
         compiler = self._compiler()
-        self._note(f"building {_lower(self.title)} for torch {torch.__version__}, once: {_HOW_LONG} …")
+        both = _lower(self.title) + (f" and, beside it, {_lower(beside.title)}" if beside else "")
+        if not isinstance(threading.current_thread(), _Background):  # of that one, it is said beforehand
+            self._note(f"building {both} for torch {torch.__version__}, once: {_HOW_LONG} …")
         began = time.monotonic()
         # only who holds the lock builds: what is there is of one that was killed
         prefix = f"building-{path.stem}-"
@@ -85,10 +123,12 @@ class NativeLibrary:
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as folder:
             fresh = Path(folder) / path.name
-            self._run(self._command(compiler, fresh), f"compiling it with {compiler} failed")
-            self._run([sys.executable, "-m", self.probe, str(fresh)], "it was built, but does not work here")
+            self._run(self._command(compiler, fresh), f"compiling it with {compiler} failed", folder)
+            self._run([sys.executable, "-m", self.probe, str(fresh)], "it was built, but does not work here", folder)
+            with open(fresh, "rb") as file:
+                os.fsync(file.fileno())  # a machine that loses its power keeps no half of it under the name
             os.replace(fresh, path)
-        self._note(f"built in {time.monotonic() - began:.0f} s, kept in {path.parent}")
+        self._note(f"{_lower(self.title)} was built in {time.monotonic() - began:.0f} s, kept in {path.parent}")
 
     def _compiler(self) -> str:
         wanted = os.environ.get("CXX")
@@ -118,14 +158,14 @@ class NativeLibrary:
             command += [f"-I{sysconfig.get_path('include')}", "-ltorch_python"]
         return command
 
-    def _run(self, command: list[str], complaint: str) -> None:
+    def _run(self, command: list[str], complaint: str, folder: str) -> None:
         search = os.pathsep.join(filter(None, sys.path))
-        # the probe loads the library by itself
-        environment = {**os.environ, "PYTHONPATH": search, "DITORCH_DISABLE_MOCK": "1"}
+        # the probe loads the library by itself; the compiler's own files go where they are cleared away
+        environment = {**os.environ, "PYTHONPATH": search, "DITORCH_DISABLE_MOCK": "1", "TMPDIR": folder}
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
         )
-        with process:
+        with process, _killed_at_exit(process):
             try:
                 out, err = self._finished(process)
             except BaseException:  # also Ctrl-C: nobody waits for it any more
@@ -142,17 +182,22 @@ class NativeLibrary:
         )
 
     def _finished(self, process: subprocess.Popen[str]) -> tuple[str, str]:
-        """What it printed. Meanwhile a terminal shows that it is still at it."""
-        is_shown = not self.quiet and sys.stderr is not None and sys.stderr.isatty()
+        """What it printed. Meanwhile a terminal shows the seconds, and a log that it is still at it."""
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        is_shown = not self.quiet and not isinstance(threading.current_thread(), _Background)
         began = time.monotonic()
         while True:
             try:
-                out, err = process.communicate(timeout=1.0 if is_shown else None)
+                out, err = process.communicate(timeout=1.0 if is_terminal else _SECONDS_BETWEEN_LINES)
                 break
             except subprocess.TimeoutExpired:
-                sys.stderr.write(f"\rditorch: {time.monotonic() - began:.0f} s …")
-                sys.stderr.flush()
-        if is_shown:
+                seconds = f"{time.monotonic() - began:.0f} s"
+                if is_shown and is_terminal:
+                    sys.stderr.write(f"\rditorch: {seconds} …")
+                    sys.stderr.flush()
+                elif is_shown:
+                    self._note(f"still building {_lower(self.title)}, since {seconds} …")
+        if is_shown and is_terminal:
             sys.stderr.write("\r\033[K")
         return out, err
 
@@ -160,6 +205,37 @@ class NativeLibrary:
         if not self.quiet:
             sys.stderr.write(f"ditorch: {text}\n")
             sys.stderr.flush()
+
+
+class _Background(threading.Thread):
+    """Builds a library while another one is being built. Where it fails, whoever asks for it will be told.
+
+    At the program's end it is given up: what it has started is killed, and its folder removed.
+    """
+
+    def __init__(self, library: NativeLibrary) -> None:
+        super().__init__(name=f"building {library.name}", daemon=True)
+        self._library = library
+
+    def start(self) -> None:
+        super().start()
+        atexit.register(self.join, _SECONDS_TO_CLEAR_AWAY)  # runs after those that kill, which are registered later
+
+    def run(self) -> None:
+        with contextlib.suppress(NativeError, OSError):
+            self._library.path()
+
+
+_SECONDS_TO_CLEAR_AWAY = 2.0
+
+
+@contextlib.contextmanager
+def _killed_at_exit(process: subprocess.Popen[str]) -> Iterator[None]:
+    atexit.register(process.kill)
+    try:
+        yield
+    finally:
+        atexit.unregister(process.kill)
 
 
 def torch_release() -> tuple[int, int]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 from ditorch.errors import SimulatorError
 from ditorch.sim import build
+from ditorch_shared.libraries import HELPER
 
 START = """
     import sys
@@ -37,7 +41,8 @@ def built():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache, for this process and its children; and no choice of compiler."""
+    """An empty cache, for this process and its children; no choice of compiler, and no other library beside."""
+    monkeypatch.setenv("OP_TOOLS_NATIVE", "0")
     monkeypatch.setenv("DITORCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     return tmp_path / "cache"
@@ -169,3 +174,88 @@ def test_what_a_killed_builder_left_is_cleared_away(built, fake_compiler, cache)
     assert build.library() == target
     assert not left.exists()
     assert other.exists()  # somebody may be building it
+
+
+# Copies what is in the other cache, after it has waited for the compiler of the other library. It gives up by itself.
+WAITS_FOR_THE_OTHER = """
+case "$*" in *simulator.cpp*) own=sim other=op_tools;; *) own=op_tools other=sim;; esac
+touch {marks}/$own
+for i in $(seq 600); do [ -e {marks}/$other ] && break; sleep 0.05; done
+[ -e {marks}/$other ] || exit 1
+while [ "$1" != -o ]; do shift; done; cp {built}/$own-* "$2" """
+
+
+@pytest.fixture
+def both_built(built):
+    """The folder with both libraries."""
+    return HELPER.path().parent
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+def test_both_libraries_are_built_side_by_side(run_python, both_built, cache, fake_compiler, tmp_path, monkeypatch):
+    monkeypatch.delenv("OP_TOOLS_NATIVE")
+    marks, built = tmp_path / "marks", tmp_path / "built"
+    marks.mkdir()
+    built.mkdir()
+    for library in (build.library, HELPER.path):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DITORCH_CACHE", str(both_built))
+            shutil.copy(library(), built)
+    fake_compiler(WAITS_FOR_THE_OTHER.format(marks=marks, built=built))
+    done = run_python(START + "    from op_tools import native\n    print(native.library() is not None)\n")
+    assert done.stdout == WORKS + "True\n"
+    first, *others = done.stderr.splitlines()
+    assert first.startswith("ditorch: building the simulated accelerator and, beside it, the fast path of op_tools for")
+    assert sum("was built in" in line for line in others) == 2
+    assert len(libraries(cache)) == 2
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_gives_the_second_build_up(run_python, built, cache, fake_compiler, monkeypatch):
+    """The simulated accelerator is there, the other library would take another minute: nobody wants it any more."""
+    monkeypatch.delenv("OP_TOOLS_NATIVE")
+    copy = f"""case "$*" in *simulator.cpp*) ;; *) exec sleep 60;; esac
+while [ "$1" != -o ]; do shift; done; cp {built} "$2" """
+    fake_compiler(copy)
+    began = time.monotonic()
+    assert run_python(START).stdout == WORKS
+    assert time.monotonic() - began < 50
+    assert len(libraries(cache)) == 1  # and no folder
+
+
+@pytest.mark.slow
+def test_a_builder_that_is_killed_does_not_hinder_the_next(
+    run_python, built, cache, fake_compiler, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("OP_TOOLS_NATIVE")
+    fake_compiler(f"echo $$ >> {tmp_path}/pids; touch $TMPDIR/of-the-compiler; exec sleep 300")
+    builder = subprocess.Popen(
+        [sys.executable, "-c", "from ditorch import sim; sim.start()"], stderr=subprocess.DEVNULL
+    )
+    try:
+        while not list(cache.glob("building-sim-*/of-the-compiler")):
+            assert builder.poll() is None
+            time.sleep(0.05)
+        builder.send_signal(signal.SIGKILL)
+        builder.wait()
+        fake_compiler(f"""case "$*" in *simulator.cpp*) ;; *) exit 1;; esac
+while [ "$1" != -o ]; do shift; done; cp {built} "$2" """)
+        done = run_python(START)
+        assert done.stdout == WORKS
+        assert "waiting for" not in done.stderr
+        assert libraries(cache) == [built.name]
+    finally:
+        builder.kill()
+        for pid in (tmp_path / "pids").read_text().split():  # the compilers that were left alone
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_who_waits_for_another_builder_says_so(built, cache, fake_compiler):
+    fake_compiler(f"""sleep 6; while [ "$1" != -o ]; do shift; done; cp {built} "$2" """)
+    command = [sys.executable, "-c", "from ditorch import sim; sim.start()"]
+    children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = "".join(child.communicate(timeout=240)[1] for child in children)
+    assert said.count("ditorch: building the simulated accelerator for torch") == 1
+    assert said.count("ditorch: waiting for the simulated accelerator, which is being built already") == 1

@@ -7,14 +7,9 @@ from pathlib import Path
 import torch
 
 from ditorch.errors import SimulatorError
-from ditorch_shared.native import NativeError, NativeLibrary, torch_release
+from ditorch_shared import libraries
+from ditorch_shared.native import NativeError, torch_release
 
-_LIBRARY = NativeLibrary(
-    name="sim",
-    title="The simulated accelerator",
-    main=Path(__file__).parent / "csrc" / "simulator.cpp",
-    probe="ditorch.sim.probe",
-)
 _OLDEST_TORCH = (2, 4)
 _WAY_ON = "To go on without it, on the plain CPU: DITORCH_BACKEND=cpu."
 
@@ -27,7 +22,7 @@ def library() -> Path:
             f"{torch.__version__}. {_WAY_ON}"
         )
     try:
-        return _LIBRARY.path()
+        return libraries.simulator()
     except NativeError as error:
         between = "\n" if "\n" in str(error) else " "
         raise SimulatorError(f"{error}{between}{_WAY_ON}") from error

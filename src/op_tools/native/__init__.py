@@ -12,19 +12,13 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from ditorch_shared.native import NativeError, NativeLibrary, torch_release
+from ditorch_shared.libraries import HELPER
+from ditorch_shared.native import NativeError, torch_release
 from op_tools import settings
 from op_tools.output import messages
 
 NAME = "op_tools_native"
 _OLDEST_TORCH = (2, 4)  # its events tell time
-_LIBRARY = NativeLibrary(
-    name="op_tools",
-    title="The fast path of op_tools",
-    main=Path(__file__).parent / "csrc" / "native.cpp",
-    probe="op_tools.native.probe",
-    uses_python=True,
-)
 
 
 def library() -> Any | None:
@@ -40,7 +34,7 @@ def is_supported() -> bool:
 @cache
 def _loaded() -> Any | None:
     try:
-        return load(_LIBRARY.path())
+        return load(HELPER.path())
     except (NativeError, ImportError) as error:
         reason = str(error).partition("\n")[0]
         messages.complain(f"C++ fast path unavailable ({reason}); using Python: same results, slower")
