@@ -237,7 +237,8 @@ class ObservedCall:
     def for_backward(self) -> ObservedCall:
         """What must be kept of a call until its gradients come."""
         result = self.result
-        if catalogue.has(self.name, Trait.DROPOUT):  # its mask can be seen in the result
+        # of dropout, the mask can be seen in the result; of factors, which ones were chosen
+        if catalogue.has(self.name, Trait.DROPOUT | Trait.CHOICE):
             result = host_copies.host_copy(result) if self.given_on_device is not None else result
         elif isinstance(result, Tensor):
             result = hollow(result.shape, result.dtype, "cpu", result.requires_grad)

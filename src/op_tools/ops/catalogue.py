@@ -271,6 +271,9 @@ SILENT_WRITES: dict[str, tuple[tuple[int, str], ...]] = {
     "batch_norm_update_stats": ((1, "running_mean"), (2, "running_var")),
 }
 
+# Losses that take one of two cases by a label, 1 or -1: its number among their tensors.
+LABELS = {"hinge_embedding_loss": 1, "cosine_embedding_loss": 2}
+
 # What the numbers are like that a random op draws. The names are OpName.base.
 DISTRIBUTIONS: dict[str, distributions.Describe] = {
     "rand": distributions.standard_uniform,

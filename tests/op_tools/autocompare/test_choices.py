@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import op_tools
+from ditorch.sim import faults
 
 from ...conftest import DEVICE
 
@@ -227,6 +228,81 @@ def test_a_tolerance_that_the_user_has_set_decides(device, monkeypatch, referenc
     assert "not within the tolerance that was set (atol 0, rtol 0)" in tool.results[0]["reason"]
 
 
+# ---- factors of a matrix ---------------------------------------------------------------------------------------------
+
+SQUARE = torch.randn(3, 6, 6, generator=torch.Generator().manual_seed(0))
+TALL = SQUARE[..., :4]
+# the kernel, what uses it, and on what
+FACTORIZATIONS = {
+    "eig": ("linalg_eig", torch.linalg.eig, SQUARE),
+    "eigh": ("_linalg_eigh", torch.linalg.eigh, SQUARE + SQUARE.mT),
+    "geqrf": ("geqrf", torch.geqrf, TALL),
+    "lu_factor": ("linalg_lu_factor_ex", torch.linalg.lu_factor, SQUARE),
+    "lu": ("linalg_lu", torch.linalg.lu, SQUARE),
+    "qr": ("linalg_qr", torch.linalg.qr, TALL),
+    "svd": ("_linalg_svd", torch.linalg.svd, TALL),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIZATIONS)
+def test_factors_must_give_their_matrix(device, name):
+    broken, factorize, given = FACTORIZATIONS[name]
+    given = given.to(device)
+    assert wrong(lambda: factorize(given)) == set()
+    with faults.inject(f"aten.{broken}: tail=0.3"):
+        assert wrong(lambda: factorize(given)) == {name}
+
+
+@pytest.mark.parametrize("name", ["qr", "lu_factor"])
+def test_the_gradient_of_the_same_factors_is_the_same(device, name):
+    _, factorize, given = FACTORIZATIONS[name]
+
+    def run():
+        made = factorize(given.to(device).requires_grad_())
+        sum(part.sin().sum() for part in made if part.requires_grad).backward()
+
+    assert wrong(run) == set()
+    with faults.inject("aten.linalg_solve_triangular: scale=1.5, phase=backward"):
+        assert wrong(run) == {name}
+
+
+def test_the_signs_of_factors_are_free(device):
+    tall = TALL.to(device).requires_grad_()
+
+    def turned(x, full_matrices=False, compute_uv=True, *, driver=None):
+        left, sizes, right = torch.linalg.svd(x.cpu(), full_matrices)
+        return [one.to(x.device) for one in (-left, sizes, -right)]
+
+    def run():
+        left, _, right = torch.linalg.svd(tall, full_matrices=False)
+        (left[..., :4, :] * right.mT * SQUARE[:, :4, :4].to(device)).sum().backward()
+
+    with kernel("_linalg_svd", turned):
+        assert wrong(run) == set()
+
+
+# ---- no room for a number --------------------------------------------------------------------------------------------
+
+
+def converting(into_bytes):
+    """A kernel that converts numbers to bytes in its own way."""
+
+    def convert(x, *, dtype=None, device=None, **others):
+        made = torch.empty(x.shape, dtype=x.dtype).copy_(x)
+        made = into_bytes(made).to(torch.uint8) if dtype is torch.uint8 else made.to(dtype or x.dtype)
+        return torch.empty(made.shape, dtype=made.dtype, device=device or x.device).copy_(made)
+
+    return convert
+
+
+def test_a_number_that_the_dtype_has_no_room_for_becomes_what_it_will(device):
+    x = torch.tensor([-1.0, 300.0, float("nan"), 7.9], device=device)
+    with kernel("_to_copy", converting(lambda x: x.nan_to_num(0).clamp(0, 255))):
+        assert wrong(lambda: x.to(torch.uint8)) == set()
+    with kernel("_to_copy", converting(lambda x: x.nan_to_num(0).clamp(0, 255).round())):
+        assert wrong(lambda: x.to(torch.uint8)) == {"to"}
+
+
 # ---- autocast --------------------------------------------------------------------------------------------------------
 
 
@@ -262,3 +338,32 @@ def test_what_no_chance_can_draw(device):
         assert wrong(lambda: torch.multinomial(shares, 2)) == {"multinomial"}
     with kernel("randperm.generator_out", lambda number, *, generator, out: out.fill_(1)):
         assert wrong(lambda: torch.randperm(50, device=device)) == {"randperm"}
+    with kernel("randperm.generator_out", lambda number, *, generator, out: out.copy_(torch.arange(number))):
+        assert wrong(lambda: torch.randperm(50, device=device)) == {"randperm"}
+
+
+def test_draws_that_do_not_have_their_probabilities(device):
+    shares = torch.tensor([[0.1, 0.2, 0.3, 0.4]], device=device).expand(100, 4)
+    assert wrong(lambda: torch.multinomial(shares, 1)) == set()
+    assert wrong(lambda: torch.multinomial(shares, 9, replacement=True)) == set()
+    likeliest = lambda x, number, *more, **others: x.argmax(-1, keepdim=True).expand(-1, number).clone()  # noqa: E731
+    with kernel("multinomial", likeliest):
+        assert wrong(lambda: torch.multinomial(shares, 1)) == {"multinomial"}
+
+
+def test_bernoulli_and_poisson_by_the_probability_of_each_element(device):
+    shares = torch.linspace(0, 1, 200, device=device)
+    assert wrong(lambda: (torch.bernoulli(shares), shares.bernoulli(0.3), torch.poisson(3 * shares))) == set()
+    with kernel("bernoulli", lambda p, *, generator=None: torch.zeros_like(p)):
+        assert wrong(lambda: torch.bernoulli(shares)) == {"bernoulli"}
+    with kernel("poisson", lambda rates, generator=None: torch.ones_like(rates)):
+        assert wrong(lambda: torch.poisson(3 * shares)) == {"poisson"}
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_label_is_exactly_what_it_is(device):
+    scores, labels = torch.randn(20, device=device), torch.tensor([1.0, -1.0], device=device).repeat(10)
+    with faults.inject("aten.mean: scale=1.5"):
+        assert wrong(lambda: torch.nn.functional.hinge_embedding_loss(scores, labels)) == {"hinge_embedding_loss"}

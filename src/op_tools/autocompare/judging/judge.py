@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from op_tools.autocompare.judging import choices, jumps, sensitivity, ties, verdict
+from op_tools.autocompare.judging import choices, factors, jumps, sensitivity, ties, verdict
 from op_tools.autocompare.judging.limits import MOVES, GivenTolerance, Precision, Tolerance, Tolerances
 from op_tools.autocompare.judging.measures import dense, measured, same_bits
 from op_tools.autocompare.judging.verdict import RIGHT, Row, Verdict, error_info
@@ -64,14 +64,23 @@ def _row(value: Value, reference: Reference, tolerances: Tolerances) -> Row:
         judged = _exactly(value, reference)
     if not judged.right and choices.is_allowed(value, reference):
         judged = RIGHT
-    # gradients come in the order of the device's results
-    is_in_free_order = part.role == "gradient" and choices.has_free_order(reference.observed)
-    has_choice = Trait.CHOICE in reference.ways.traits or is_in_free_order
-    if not judged.right and has_choice and not judged.measures.nonfinite:
+    if not judged.right and not judged.measures.nonfinite and _is_free(value, reference):
         return Row(name, None, *tolerance, info, "several results are right")
     if isinstance(tolerance, GivenTolerance):
         judged = verdict.by_tolerance(judged, tolerance)
     return Row(name, judged, *tolerance, info)
+
+
+def _is_free(value: Value, reference: Reference) -> bool:
+    """Where several results are right, and this may be one of them."""
+    is_gradient = value.part.role == "gradient"
+    if is_gradient and choices.has_free_order(reference.observed):
+        return True  # it comes in the order of the device's results
+    if Trait.CHOICE not in reference.ways.traits:
+        return False
+    if is_gradient:
+        return factors.are_others(reference.observed, reference.expected.result)
+    return factors.hold(reference.observed)
 
 
 def _unchanged(name: str, before: Any, after: Any, expected: Any, tolerance: Tolerance) -> Row:

@@ -62,6 +62,9 @@ RANDOM_SIGMAS = 7.0  # a healthy generator is this far off once in 10^11 draws
 SPREAD_MARGIN = 1.5  # the fourth moment of an exponential distribution is the largest among those that are known
 MIN_DRAWS_FOR_SPREAD = 100
 
+# factors of a matrix, multiplied again: units in the last place of its size, for each row or column
+FACTOR_UNITS = 32.0
+
 IN_16_BITS = (torch.float16, torch.bfloat16)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from op_tools.autocompare.judging import verdict
+from op_tools.autocompare.judging.impossible_draws import IMPOSSIBLE
 from op_tools.autocompare.judging.limits import (
     MIN_DRAWS_FOR_SPREAD,
     RANDOM_SIGMAS,
@@ -78,10 +79,9 @@ def forward_rows(call: ObservedCall, tolerances: Tolerances) -> list[Row]:
         return []
     if catalogue.has(call.name, Trait.DROPOUT):
         return [_dropout_row(call, result, tolerances)]
-    impossible = _IMPOSSIBLE.get(normalized(call.name).base)
-    if impossible is not None:
-        reason = impossible(call, result.detach())
-    else:
+    judge_draws = IMPOSSIBLE.get(normalized(call.name).base)
+    reason = None if judge_draws is None else judge_draws(call, result.detach())
+    if reason is None:
         draws = draws_of(call.name, call.given.args, call.given.kwargs)
         if draws is None:
             return []
@@ -201,30 +201,3 @@ def draws_are_wrong(numbers: Tensor, draws: Draws) -> str:
     if abs(deviation - draws.deviation) > allowed and count >= MIN_DRAWS_FOR_SPREAD:
         return f"the spread of {count:,} random numbers is {deviation:g}, it should be about {draws.deviation:g}"
     return ""
-
-
-# ---- what no chance can draw -----------------------------------------------------------------------------------------
-
-
-def _multinomial(call: ObservedCall, drawn: Tensor) -> str:
-    weights = call.given.tensors[0].detach()
-    if bool(((drawn < 0) | (drawn >= weights.shape[-1])).any()):
-        return "places are drawn that do not exist"
-    impossible = weights.gather(-1, drawn) == 0
-    if bool(impossible.any()):
-        return f"{int(impossible.sum()):,} of {drawn.numel():,} drawn places have the probability 0"
-    is_repeated = bool((drawn.sort(-1).values.diff(dim=-1) == 0).any())
-    if is_repeated and not argument(call.given.args, call.given.kwargs, 2, "replacement", False):
-        return "a place is drawn twice, without replacement"
-    return ""
-
-
-def _permutation(call: ObservedCall, drawn: Tensor) -> str:
-    whole = torch.arange(drawn.numel(), device=drawn.device)
-    return "" if torch.equal(drawn.long().sort().values, whole) else "not each number is there once"
-
-
-_IMPOSSIBLE: dict[str, Callable[[ObservedCall, Tensor], str]] = {
-    "multinomial": _multinomial,
-    "randperm": _permutation,
-}

@@ -46,6 +46,7 @@ class Sensitivity:
         self._is_large = sum(tensor.numel() for tensor in reference.observed.given.tensors) >= LARGE_ELEMENTS
         self._moved: dict[float, list[list[tuple[Run, InputGradients]]]] = {}
         self._with_zeros: list[tuple[Run, InputGradients]] | None = None
+        self._labels = catalogue.LABELS.get(normalized(reference.name).base)
         self._sizes_in_attention: list[Tensor] | None = None
 
     def allowance(self, part: Part, precision: Precision) -> Tensor | None:
@@ -154,7 +155,7 @@ class Sensitivity:
 
     def _moved_run(self, amount: float, seed: int) -> tuple[Run, InputGradients] | None:
         with contextlib.suppress(Exception):  # outside of what the op accepts
-            return self._reference.run_changed(moved_by(amount, seed))
+            return self._reference.run_changed(moved_by(amount, seed, self._labels))
         return None
 
     def _expected(self, part: Part) -> Tensor:

@@ -247,16 +247,22 @@ def as_tf32(tensor: Tensor) -> Tensor:
     return torch.where(tensor.isfinite(), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), tensor)
 
 
-def moved_by(amount: float, seed: int) -> Convert:
-    """Every element a little larger or smaller: by the share `amount` of itself, with a random sign."""
+def moved_by(amount: float, seed: int, labels: int | None = None) -> Convert:
+    """Every element a little larger or smaller: by the share `amount` of itself, with a random sign.
+
+    `labels`: the number of a tensor that says which case an element is, and is exactly what it is.
+    """
     count = itertools.count(1000 * seed)
 
     def change(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() and not tensor.is_complex():
             return tensor
+        number = next(count)
+        if labels is not None and number == 1000 * seed + labels:
+            return tensor
         # equal zeros must be told apart, too
         apart = tensor.abs().nan_to_num_(posinf=0.0).mean() * 2**-10 if tensor.numel() else 0.0
-        steps = _coins(tensor, next(count)).to(torch.float64).mul_(2).sub_(1).mul_(amount)
+        steps = _coins(tensor, number).to(torch.float64).mul_(2).sub_(1).mul_(amount)
         moved = (steps * tensor).add_(tensor).add_(steps.mul_(apart))
         return torch.where(tensor.isfinite(), moved, tensor)
 

@@ -1,0 +1,91 @@
+"""What no chance can draw: places that do not exist, what has the probability 0, counts far from what is likely."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+from op_tools.autocompare.judging.limits import RANDOM_SIGMAS
+from op_tools.autocompare.observed import ObservedCall
+from op_tools.ops.distributions import argument
+
+# of a count above its deviations: rare events come in ones, and their deviation says little
+_RARE = 7.0
+_COARSE = 32.0  # units in the last place by which probabilities may be off that are computed in their own dtype
+
+
+def _are_far(counts: Tensor, expected: Tensor, variance: Tensor, dtype: torch.dtype = torch.float64) -> bool:
+    """Whether counts are farther from what is expected than chance brings them. `dtype`: of the probabilities."""
+    coarse = _COARSE * torch.finfo(dtype).eps * expected
+    return bool(((counts - expected).abs() > RANDOM_SIGMAS * variance.sqrt() + _RARE + coarse).any())
+
+
+def _multinomial(call: ObservedCall, drawn: Tensor) -> str:
+    weights = call.given.tensors[0].detach()
+    if bool(((drawn < 0) | (drawn >= weights.shape[-1])).any()):
+        return "places are drawn that do not exist"
+    impossible = weights.gather(-1, drawn) == 0
+    if bool(impossible.any()):
+        return f"{int(impossible.sum()):,} of {drawn.numel():,} drawn places have the probability 0"
+    with_replacement = argument(call.given.args, call.given.kwargs, 2, "replacement", False)
+    if not with_replacement and bool((drawn.sort(-1).values.diff(dim=-1) == 0).any()):
+        return "a place is drawn twice, without replacement"
+    if with_replacement or drawn.shape[-1] == 1:
+        shares = weights.double().reshape(-1, weights.shape[-1])
+        shares = shares / shares.sum(-1, keepdim=True)
+        counts = torch.bincount(drawn.reshape(-1), minlength=weights.shape[-1]).double()
+        each = drawn.shape[-1]
+        if _are_far(counts, each * shares.sum(0), each * (shares * (1 - shares)).sum(0), weights.dtype):
+            return f"the places of {drawn.numel():,} draws do not have their probabilities"
+    return ""
+
+
+def _permutation(call: ObservedCall, drawn: Tensor) -> str:
+    drawn = drawn.long()
+    if not torch.equal(drawn.sort().values, torch.arange(drawn.numel(), device=drawn.device)):
+        return "not each number is there once"
+    count = drawn.numel()
+    rises = (drawn.diff() > 0).sum().double()  # of all permutations: (count - 1) / 2, variance (count + 1) / 12
+    if _are_far(rises, rises.new_tensor((count - 1) / 2), rises.new_tensor((count + 1) / 12)):
+        return f"{int(rises):,} of {count:,} numbers are followed by a larger one, no order of chance"
+    return ""
+
+
+def _bernoulli(call: ObservedCall, drawn: Tensor) -> str | None:
+    """None where one number is the probability of all."""
+    fills = call.name.endswith("_")
+    tensors = [one.detach() for one in call.given.tensors[fills:] if one.is_floating_point()]
+    if not tensors or any(isinstance(one, float) for one in call.given.leaves):
+        return None
+    shares = tensors[0].double().expand(drawn.shape)
+    ones = drawn == 1
+    if not bool((ones | (drawn == 0)).all()):
+        return "numbers are drawn that are neither 0 nor 1"
+    if bool((ones & (shares == 0)).any()) or bool((~ones & (shares == 1)).any()):
+        return "what has the probability 0 is drawn"
+    if _are_far(ones.sum().double(), shares.sum(), (shares * (1 - shares)).sum(), tensors[0].dtype):
+        return f"{int(ones.sum()):,} of {drawn.numel():,} draws are 1, it should be about {float(shares.sum()):,.0f}"
+    return ""
+
+
+def _poisson(call: ObservedCall, drawn: Tensor) -> str:
+    rates, counts = call.given.tensors[0].detach().double(), drawn.double()
+    dtype = call.given.tensors[0].dtype
+    if bool(((counts < 0) | (counts != counts.round())).any()):
+        return "numbers are drawn that are no counts"
+    if bool(((rates == 0) & (counts != 0)).any()):
+        return "what has the probability 0 is drawn"
+    if _are_far(counts.sum(), rates.sum(), rates.sum(), dtype):
+        return f"{drawn.numel():,} counts add up to {float(counts.sum()):g}, it should be about {float(rates.sum()):g}"
+    return ""
+
+
+# the reason why a call cannot have drawn this, "" where it can, None where nothing can be said here
+IMPOSSIBLE: dict[str, Callable[[ObservedCall, Tensor], str | None]] = {
+    "bernoulli": _bernoulli,
+    "multinomial": _multinomial,
+    "poisson": _poisson,
+    "randperm": _permutation,
+}
