@@ -14,7 +14,7 @@ help:
 	@echo "make test-matrix  the redirect's tests with other Pythons and releases of PyTorch, as far as they can be had here"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     what the tools cost; speed and op coverage of the simulated accelerator"
-	@echo "make bench-faults  does OpAutoCompare name the guilty op? Single faults in models and ops, faults that were reported"
+	@echo "make bench-faults  does OpAutoCompare name the guilty op, of reported faults, too, and leave healthy programs alone?"
 	@echo "make docs      write the tables in docs that are made from code"
 	@echo "make clean     remove .venv and what tools left behind"
 
@@ -39,6 +39,7 @@ lint: $(INSTALLED)
 bench-faults: $(INSTALLED)
 	$(RUN) benchmarks/fault_finding.py
 	$(RUN) benchmarks/reported_faults.py
+	$(RUN) benchmarks/healthy_programs.py
 
 bench: $(INSTALLED)
 	$(RUN) benchmarks/overhead.py

@@ -129,6 +129,35 @@ def test_accumulate_covers_the_kernels_that_sum(square, kernel, call):
     assert 0 < relative_error(broken, healthy).max() < 0.03
 
 
+@pytest.mark.parametrize(
+    ("call", "is_exact"),
+    [
+        (lambda x: x @ x, False),
+        (lambda x: F.linear(x, x.round(), x[0] * 1e-3), False),
+        (lambda x: x.round() @ x.round() + x, True),
+        (lambda x: F.conv2d(x.view(1, 32, 4, 8), x[:, :32].reshape(32, 32, 1, 1)), False),
+        (lambda x: F.scaled_dot_product_attention(*[x.view(1, 1, 32, 32)] * 3), False),
+    ],
+)
+def test_tf32_keeps_ten_bits_of_the_factors(square, call, is_exact):
+    healthy = call(square)
+    with faults.inject("aten.*: tf32") as injection:
+        cut = call(square)
+    assert list(injection.struck.values()) == [1]
+    error = relative_error(cut, healthy).max()
+    assert error == 0 if is_exact else 2**-16 < error < 2**-8
+
+
+def test_tf32_leaves_the_gradient_of_a_bias_alone(square):
+    leaf = square[0].clone().requires_grad_()
+    found = {}
+    for fault in ("aten.sinh: nan", "aten.*: tf32"):
+        with faults.inject(fault):
+            result = F.conv2d(square.view(1, 32, 4, 8), square.reshape(32, 32, 1, 1), leaf)
+            (found[fault],) = torch.autograd.grad(result, leaf, square[:, :32].reshape_as(result))
+    assert torch.equal(*found.values())
+
+
 def test_tail_leaves_the_last_elements_as_they_were(square):
     flat = square.reshape(-1)
     half = flat.numel() // 2

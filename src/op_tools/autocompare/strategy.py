@@ -20,8 +20,8 @@ from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.observed import ObservedCall, hollow_like
 from op_tools.autocompare.prefilter.deferred import DeferredComparisons, free_memory
+from op_tools.autocompare.reference import tf32
 from op_tools.autocompare.reference.runs import Reference
-from op_tools.autocompare.reference.ways import tf32_in_convolutions, tf32_in_products
 from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.workers.pool import KeptByWorker
 from op_tools.core.call import OpCall
@@ -62,7 +62,7 @@ class CallInProgress:
         self._versions = [] if self.works_in_place else versions_of(tensors)
         active = None if call.autocast is None else call.autocast.dtype
         self._policy = (active, None if active is None else _chosen(name, active))
-        self._is_tf32 = catalogue.has(name, catalogue.ON_MATRIX_UNITS) and _is_tf32(name, tensors)
+        self._is_tf32 = catalogue.has(name, catalogue.WITH_PRODUCTS) and _is_tf32(name, tensors)
 
     def joined(self) -> foreach_lists.Joined | None:
         """The arguments of an optimizer's op on lists, as one tensor for each list; None for other calls."""
@@ -296,6 +296,6 @@ def _is_tf32(name: str, tensors: Iterable[Tensor]) -> bool:
     """True where the device may take tf32 for this call, or what its vendor has in place of it (HF32 …)."""
     if not any(tensor.dtype is torch.float32 and not tensor.is_cpu for tensor in tensors):
         return False
-    if catalogue.has(name, Trait.MATRIX) and tf32_in_products():
+    if catalogue.has(name, Trait.MATRIX | Trait.MULTIPLIES) and tf32.in_products():
         return True
-    return catalogue.has(name, Trait.CONVOLUTION) and tf32_in_convolutions()
+    return catalogue.has(name, Trait.CONVOLUTION) and tf32.in_convolutions()

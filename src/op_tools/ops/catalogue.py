@@ -26,6 +26,8 @@ class Trait(enum.Flag):
     SUMS = enum.auto()  # adds up many terms, in an order of the device's own
     MATRIX = enum.auto()  # sums on matrix units, which may take fewer bits (tf32, reduced-precision reduction)
     CONVOLUTION = enum.auto()  # the same, in the library for convolutions and recurrent layers
+    MULTIPLIES = enum.auto()  # no product by itself, but made of some, or its gradient is
+    ADDS = enum.auto()  # sums of products of its inputs: of absolute values, it gives the size of what was added up
     STEPS = enum.auto()  # works from one time step to the next
     NORM = enum.auto()  # rounded once in the end, with no constant of low precision: a factor shows below one unit
     ROUGH = enum.auto()  # sums of its gradients may be kept in 16 bits
@@ -64,6 +66,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 ON_MATRIX_UNITS = Trait.MATRIX | Trait.CONVOLUTION
+WITH_PRODUCTS = ON_MATRIX_UNITS | Trait.MULTIPLIES
 MAY_BE_VIEW = Trait.ALWAYS_VIEW | Trait.PERHAPS_VIEW | Trait.CONVERTS
 
 # Who has the first trait has the others, too.
@@ -132,6 +135,19 @@ _OF_OPS = {
         linalg.matmul linalg.matrix_power linalg.multi_dot linalg.vecdot linear linear_cross_entropy lstm_cell matmul mm
         multi_head_attention_forward mv rnn_relu_cell rnn_tanh_cell scaled_dot_product_attention sparse.mm
         sparse.sampled_addmm tensordot vdot __matmul__ __rmatmul__""",
+    Trait.MULTIPLIES: """cholesky cholesky_inverse cholesky_solve corrcoef cov det eig geqrf inverse linalg.cholesky
+        linalg.cholesky_ex linalg.cond linalg.det linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.inv
+        linalg.inv_ex linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.lstsq linalg.lu linalg.lu_factor
+        linalg.lu_factor_ex linalg.lu_solve linalg.matrix_exp linalg.matrix_norm linalg.matrix_rank linalg.norm
+        linalg.pinv linalg.qr linalg.slogdet linalg.solve linalg.solve_ex linalg.solve_triangular linalg.svd
+        linalg.svdvals linalg.tensorinv linalg.tensorsolve lobpcg logdet lu lu_solve lu_unpack matrix_exp norm
+        nuclear_norm ormqr pca_lowrank pinverse qr slogdet svd svd_lowrank symeig triangular_solve""",
+    Trait.ADDS: """_grouped_mm adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addbmm addmm addmv addr
+        avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bmm chain_matmul conv1d conv2d conv3d conv_tbc
+        conv_transpose1d conv_transpose2d conv_transpose3d convolution cumsum dot einsum embedding embedding_bag fold
+        index_add index_put inner instance_norm linalg.matmul linalg.multi_dot linalg.vecdot linear matmul mean mm mv
+        nanmean nansum native_batch_norm scatter_add sum sum_to_size tensordot trace unfold vdot __matmul__
+        __rmatmul__""",
     Trait.CONVOLUTION: """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
         convolution cudnn_convolution""",
     Trait.STEPS: "gru lstm rnn_relu rnn_tanh",
@@ -150,7 +166,7 @@ _OF_OPS = {
         nn.init.xavier_normal nn.init.xavier_uniform normal pca_lowrank poisson rand rand_like randint randint_like
         randn randn_like random randperm rrelu rrelu_with_noise svd_lowrank uniform""",
     Trait.DROPOUT: "dropout dropout1d dropout2d dropout3d feature_dropout native_dropout",
-    Trait.EMPTY: "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize resize_as",
+    Trait.EMPTY: "empty empty_like empty_permuted empty_strided new new_empty new_empty_strided resize resize_as",
     Trait.ORDER: """adaptive_max_pool1d adaptive_max_pool1d_with_indices adaptive_max_pool2d
         adaptive_max_pool2d_with_indices adaptive_max_pool3d adaptive_max_pool3d_with_indices amax amin aminmax argmax
         argmin argsort cummax cummin kthvalue masked.median max max_pool1d max_pool1d_with_indices max_pool2d

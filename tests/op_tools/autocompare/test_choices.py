@@ -212,6 +212,50 @@ def test_tf32_that_the_program_allows(device):
             torch.backends.cuda.matmul.allow_tf32 = False
 
 
+def products(device):
+    """Products of many kinds, small ones and those inside of other ops, forward and backward."""
+    numbers = torch.Generator().manual_seed(3)
+    x, narrow = (torch.randn(shape, generator=numbers).to(device).requires_grad_() for shape in ((6, 6), (6, 3)))
+    attention = torch.nn.MultiheadAttention(16, 2, batch_first=True).to(device)
+    words = torch.randn(2, 12, 16, generator=numbers).to(device).requires_grad_()
+
+    def run():
+        heads = words.unflatten(-1, (4, 4)).transpose(1, 2)
+        seen = torch.nn.functional.scaled_dot_product_attention(heads, heads * 2, heads, is_causal=True)
+        straight = x + 6 * torch.eye(6, device=device)
+        results = (
+            narrow @ narrow.t(),
+            seen,
+            attention(words, words, words)[0],
+            torch.linalg.inv(straight),
+            torch.linalg.solve(straight, narrow),
+            torch.linalg.matrix_power(x, 3),
+            torch.linalg.matrix_norm(x, "nuc"),
+            torch.linalg.pinv(narrow),
+            torch.nn.functional.conv2d(words.view(2, 12, 4, 4), words.view(12, 2, 4, 4)[:, :1].repeat(1, 12, 1, 1)),
+        )
+        for number, result in enumerate(results):
+            weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(number)).to(device)
+            result.backward(weights, retain_graph=True)
+
+    return run
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_tf32_inside_of_other_ops_that_the_program_allows(device, reference):
+    run = products(device)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        with faults.inject("aten.*: tf32") as injection:
+            assert wrong(run, reference=reference) == set()
+        assert sum(injection.struck.values()) > 20
+        with faults.inject("aten.*: tf32; aten.mm: scale=1.01; aten._scaled_dot_product_fused*: scale=1.01"):
+            found = wrong(run)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert {"matmul", "scaled_dot_product_attention"} <= found
+
+
 @pytest.mark.parametrize("reference", ["cpu", "device"])
 def test_a_tolerance_that_the_user_has_set_decides(device, monkeypatch, reference):
     x = torch.rand(64, device=device) + 1
@@ -367,3 +411,28 @@ def test_a_label_is_exactly_what_it_is(device):
     scores, labels = torch.randn(20, device=device), torch.tensor([1.0, -1.0], device=device).repeat(10)
     with faults.inject("aten.mean: scale=1.5"):
         assert wrong(lambda: torch.nn.functional.hinge_embedding_loss(scores, labels)) == {"hinge_embedding_loss"}
+
+
+# ---- sums that cancel out --------------------------------------------------------------------------------------------
+
+
+def test_running_means_that_cancel_out_everywhere(device):
+    """Two numbers of opposite sign in each channel: of their mean, only the roundings of some algorithm are left."""
+    half = torch.rand(1, 256, 1, 1, device=device)
+    x = torch.cat([half, -half * (1 + 2**-20)])
+
+    def run():
+        for momentum in (0.1, 0.997):
+            statistics = torch.zeros(256, device=device), torch.ones(256, device=device)
+            torch.nn.functional.batch_norm(x, *statistics, training=True, momentum=momentum)
+
+    with faults.inject("aten.native_batch_norm: remake"):
+        assert wrong(run) == set()
+
+
+def test_memory_that_nobody_has_written_is_not_compared(device):
+    x = torch.ones(3, device=device)
+    with op_tools.OpAutoCompare(verbose=0) as tool:
+        x.new(64, 64)
+    assert tool.results[:] == []
+    assert tool.summary.values == 0

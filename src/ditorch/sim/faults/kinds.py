@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ditorch.sim.faults.call import KernelCall
-from ditorch.sim.faults.low_precision import ACCUMULATING, accumulate
+from ditorch.sim.faults.low_precision import ACCUMULATING, MULTIPLYING, accumulate, cut_to_tf32
 from ditorch.sim.faults.other_make import REMADE, remake
 
 Behaviour = Callable[[KernelCall], Any]
@@ -244,6 +244,13 @@ _ALL = (
         accumulate,
         _low_precision,
         names=ACCUMULATING,
+    ),
+    Kind(
+        "tf32",
+        "float32 factors are cut off to the ten bits of tf32: no fault where the program allows it",
+        "aten.*: tf32",
+        cut_to_tf32,
+        names=MULTIPLYING,
     ),
     Kind(
         "remake",

@@ -1,4 +1,4 @@
-"""Kernels that keep their sums in a precision that is too low: the sum is rounded after every few products."""
+"""Kernels of low precision inside: sums that are rounded after every few products, factors cut off to tf32."""
 
 from __future__ import annotations
 
@@ -93,4 +93,40 @@ ACCUMULATING: dict[str, Callable[[dict[str, Any], Round], Tensor]] = {
     "aten::convolution": _convolution,
     "aten::sum": _sum,
     "aten::mean": _mean,
+}
+
+
+# ---- tf32 ----------------------------------------------------------------------------------------------------------
+
+
+def cut_to_tf32(call: KernelCall) -> Any:
+    """Runs the call with the first ten bits of its float32 factors, as matrix units read them."""
+    with call.undisturbed():
+        given = call.arguments()
+        changed = {name: _cut(given[name]) for name in MULTIPLYING[call.op._schema.name]}
+        result = call.run_with(changed)
+        if call.op._schema.name == "aten::convolution_backward":
+            return (*result[:2], call.run()[2])  # the bias has a sum, and no product
+        return result
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    if tensor.dtype is not torch.float32:
+        return tensor
+    whole = tensor.contiguous()
+    return torch.where(whole.isfinite(), whole.view(torch.int32).bitwise_and(~0x1FFF).view(torch.float32), whole)
+
+
+_ATTENTION = "aten::_scaled_dot_product_fused_attention_overrideable"
+# the factors of each
+MULTIPLYING: dict[str, tuple[str, ...]] = {
+    "aten::mm": ("self", "mat2"),
+    "aten::bmm": ("self", "mat2"),
+    "aten::addmm": ("mat1", "mat2"),
+    "aten::baddbmm": ("batch1", "batch2"),
+    "aten::addbmm": ("batch1", "batch2"),
+    "aten::convolution": ("input", "weight"),
+    "aten::convolution_backward": ("grad_output", "input", "weight"),
+    _ATTENTION: ("query", "key", "value"),
+    f"{_ATTENTION}_backward": ("grad_out", "query", "key", "value"),
 }

@@ -247,6 +247,20 @@ class Matrix:
             scale = torch.maximum(scale, place.of(self._sensitivity) / self._precision.limits.peak)
         return scale
 
+    def allowed_squares(self) -> float | None:
+        """Of the errors, scaled so that what `sensitivity` allows everywhere is just within the limit of all together.
+
+        None where there is none. In the other statistics it is what it allows one element.
+        """
+        if self._sensitivity is None:
+            return None
+        total = 0.0
+        for place in self._places:
+            block = self._block(place)
+            scale = torch.maximum(self._scale(place, block), place.of(self._sensitivity) / self._precision.limits.bulk)
+            total += float((block.error / scale).square().sum())
+        return total
+
     def statistics(self, tolerance: Tolerance) -> Found:
         found = self._statistics(tolerance)
         if not self._careful and not math.isfinite(sum(found)):

@@ -35,7 +35,7 @@ LOW_SUMS = Limits(2.0, 4.0, 20.0, 0.6)  # parts of a sum may be rounded, too (al
 LOW_STEPS = Limits(3.0, 6.0, 64.0, 0.6)  # rounded again and again, from one time step to the next
 SINGLE = Limits(32.0, 32.0, 256.0, 32.0)  # other orders of summation, approximations good to some units
 SINGLE_LOOSE = Limits(128.0, 128.0, 1024.0, 64.0)  # Winograd's algorithm, attention in three passes of tf32
-TF32 = Limits(4.0, 4.0, 32.0, 2.0**14)  # against a CPU that rounds to tf32 where a device may cut off
+IN_TF32 = Limits(4.0, 4.0, 32.0, 2.0)  # against a CPU that cuts factors off to tf32
 DOUBLE = Limits(256.0, 256.0, 4096.0, 256.0)  # the reference is no better
 
 DEVICE_ALONE_SLACK = 4.0  # widens all limits where the device itself is the reference and no CPU confirms
@@ -66,6 +66,7 @@ MIN_DRAWS_FOR_SPREAD = 100
 FACTOR_UNITS = 32.0
 
 IN_16_BITS = (torch.float16, torch.bfloat16)
+_TF32_EPS = 2.0**-10
 
 
 class Precision(NamedTuple):
@@ -124,13 +125,16 @@ def precision_for(
     """
     dtypes = [real(got)] if computed_in is None else [real(got), real(computed_in)]
     dtype = max(dtypes, key=lambda one: float(torch.finfo(one).eps))
+    if is_tf32 and dtype is torch.float32:
+        wide = precision_of(dtype, IN_TF32, slack)
+        return wide._replace(name="tf32", eps=_TF32_EPS, goes_on=catalogue.has(op, Trait.STEPS))
     is_fine = catalogue.has(op, Trait.FINE) and dtype in IN_16_BITS and is_by_element
-    limits = _limits_of(op, dtype, is_tf32, on_device)
+    limits = _limits_of(op, dtype, on_device)
     precision = precision_of(dtype, limits, slack, _FLOOR_IN_FLOAT32 if is_fine else 1.0)
     return precision._replace(goes_on=catalogue.has(op, Trait.STEPS))
 
 
-def _limits_of(op: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> Limits | None:
+def _limits_of(op: str, dtype: torch.dtype, on_device: bool) -> Limits | None:
     """None for those that the dtype has anyway."""
     is_low = torch.finfo(dtype).bits <= 16
     if not catalogue.has(op, catalogue.ON_MATRIX_UNITS):
@@ -141,12 +145,10 @@ def _limits_of(op: str, dtype: torch.dtype, is_tf32: bool, on_device: bool) -> L
         return LOW_STEPS if catalogue.has(op, Trait.STEPS) else LOW_SUMS
     if dtype is not torch.float32:
         return None
-    if is_tf32:
-        return TF32
     return SINGLE_LOOSE if catalogue.has(op, Trait.CONVOLUTION) or "attention" in op else None
 
 
-def rounding_of(dtypes: list[torch.dtype], costs_are_known: bool) -> float:
+def rounding_of(dtypes: list[torch.dtype], costs_are_known: bool, is_tf32: bool = False) -> float:
     """Half a unit in the last place of what a call with tensors of these dtypes is computed in.
 
     Low precisions are computed in float32 and rounded in the end; what roundings in between cost shows in the run on
@@ -156,6 +158,8 @@ def rounding_of(dtypes: list[torch.dtype], costs_are_known: bool) -> float:
     low = [dtype for dtype in dtypes if dtype in IN_16_BITS]
     if low:
         return _ROUNDING_IN_FLOAT32 if costs_are_known else max(float(torch.finfo(dtype).eps) for dtype in low) / 2
+    if is_tf32:
+        return _TF32_EPS / 2
     half_unit = 2.0**-53 if torch.float64 in dtypes and torch.float32 not in dtypes else 2.0**-24
     return half_unit if costs_are_known else _ROUNDING_WITHOUT_CPU * half_unit
 

@@ -47,6 +47,7 @@ class Sensitivity:
         self._moved: dict[float, list[list[tuple[Run, InputGradients]]]] = {}
         self._with_zeros: list[tuple[Run, InputGradients]] | None = None
         self._labels = catalogue.LABELS.get(normalized(reference.name).base)
+        self._of_sizes: list[tuple[Run, InputGradients]] | None = None
         self._sizes_in_attention: list[Tensor] | None = None
 
     def allowance(self, part: Part, precision: Precision) -> Tensor | None:
@@ -78,6 +79,8 @@ class Sensitivity:
             farthest = distance if farthest is None else torch.maximum(farthest, distance, out=farthest)
         if farthest is None:
             return None
+        if moves and Trait.ADDS in self._traits:
+            farthest = torch.maximum(farthest, self._size_of_terms(part, expected) * amount)
         farthest *= SENSITIVITY_MARGIN * math.sqrt(self._length(expected.numel()))
         unit = precision.eps / 2 * precision.limits.peak
         largest = expected.abs().nan_to_num(0.0, 0.0).max().double()
@@ -94,6 +97,18 @@ class Sensitivity:
             # so they may be everywhere: then the size of what went in is all that is left to measure with
             farthest = torch.maximum(farthest, self._largest_input() * unit)
         return farthest
+
+    def _size_of_terms(self, part: Part, expected: Tensor) -> Tensor:
+        """What a sum would be if nothing in it cancelled out: few random moves may miss how large that is."""
+        if self._of_sizes is None:
+            self._of_sizes = []
+            with contextlib.suppress(Exception):  # outside of what the op accepts
+                self._of_sizes.append(self._reference.run_changed(lambda tensor: tensor.abs().to(tensor.dtype)))
+        for run, gradients in self._of_sizes:
+            value = part.of(run, gradients)
+            if isinstance(value, Tensor) and value.shape == expected.shape:
+                return dense(value).abs().double().nan_to_num(0.0, 0.0)
+        return torch.zeros((), dtype=torch.float64, device=expected.device)
 
     def _sizes_before_cancellation(self, part: Part, expected: Tensor) -> Iterator[Tensor]:
         """The logarithm of a sum that is nearly one, or a probability that is, less one: both are rounded before.
@@ -164,7 +179,7 @@ class Sensitivity:
     def _rounding(self) -> float:
         call = self._reference.observed
         dtypes = [tensor.dtype for tensor in (*call.given.tensors, *trees.tensors(call.result))]
-        return rounding_of(dtypes, self._reference.same is not None)
+        return rounding_of(dtypes, self._reference.same is not None, self._reference.ways.is_tf32)
 
     def _length(self, elements: int) -> float:
         """About how many terms are added up for one element."""

@@ -106,9 +106,11 @@ def judge(
         return RIGHT
     numbers = error_statistics.Matrix(got, expected, same, precision, sensitivity)
     found, limits = numbers.statistics(tolerance), precision.limits
-    bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision)
+    squares = numbers.allowed_squares()
+    bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, squares)
     if abs(bias) > allowed_bias:
-        bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, numbers.distinct_values())
+        distinct = numbers.distinct_values()
+        bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, squares, distinct)
     measures = _measures_of(found, tolerance, got.numel(), same is not None)
     if not found.blamed and severity <= 1:
         return Verdict(True, "", measures, severity)
@@ -131,11 +133,15 @@ def judge(
 
 
 def _weighed(
-    found: Found, precision: Precision, distinct: float = 1.0
+    found: Found, precision: Precision, squares: float | None = None, distinct: float = 1.0
 ) -> tuple[float, float, float, float, float, float]:
-    """The statistics that decide, beside what each may be: bulk, usual and allowed; bias, allowed; and the severity."""
+    """The statistics that decide, beside what each may be: bulk, usual and allowed; bias, allowed; and the severity.
+
+    `squares`: of the errors, where more is allowed than `found` knows.
+    """
     limits, count = precision.limits, max(found.nonzero, 1.0)
-    bulk, usual = math.sqrt(found.squares / count), math.sqrt(found.usual_squares / count)
+    bulk = math.sqrt((found.squares if squares is None else squares) / count)
+    usual = math.sqrt(found.usual_squares / count)
     allowed_bulk = precision.allowed_bulk(usual, count)
     bias, allowed_bias = found.bias(precision, count, count * distinct)
     severity = max(found.peak / limits.peak, bulk / allowed_bulk, abs(bias) / allowed_bias)

@@ -20,7 +20,7 @@ from op_tools.autocompare.judging import limits
 from op_tools.autocompare.judging.limits import Precision
 from op_tools.autocompare.judging.measures import dense, same_bits
 from op_tools.autocompare.observed import CannotCompare, InputGradients, ObservedCall, Part
-from op_tools.autocompare.reference import shield
+from op_tools.autocompare.reference import shield, tf32
 from op_tools.autocompare.reference.ways import Dtypes, Function, Way, Ways, adapted, stand_in, ways_with
 from op_tools.ops import autocast_policy, silent_writes
 from op_tools.ops.names import normalized
@@ -249,7 +249,7 @@ class Run:
         wanted = {id(leaf): leaf for leaf in self._leaves if leaf is not None}
         if not outputs or not wanted:
             return [None] * len(self._leaves)
-        with _undisturbed(way.autocast, graph=False):
+        with _undisturbed(way.autocast, graph=False), tf32.Products() if way.in_tf32 else shield.NOTHING:
             # as torch.autograd.grad does, which takes long to look at shapes that are known to be right
             found = _engine.run_backward(
                 tuple(outputs),
@@ -283,7 +283,11 @@ def run(function: Function, given: Arguments, way: Way, graph: bool = False, cha
         kwargs = kwargs and {key: adapted(value, way, key) for key, value in kwargs.items()}
     versions = versions_of(lent)
     with shield.shielded(way.autocast, graph) if needs_shield else torch.set_grad_enabled(graph):
-        result = function(*args, **kwargs)
+        if way.in_tf32:
+            with tf32.Products():
+                result = function(*args, **kwargs)
+        else:
+            result = function(*args, **kwargs)
     now = versions_of(lent)
     written = [] if now == versions else [one for one, new, old in zip(lent, now, versions) if new != old]
     if written and not changes_inputs:

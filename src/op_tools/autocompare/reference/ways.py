@@ -36,7 +36,7 @@ SINGLE: Dtypes = {torch.float16: torch.float32, torch.bfloat16: torch.float32, t
 class Way:
     """How a call is run again: where, and in which dtypes."""
 
-    __slots__ = ("autocast", "change", "device", "dtypes", "name")
+    __slots__ = ("autocast", "change", "device", "dtypes", "in_tf32", "name")
 
     def __init__(
         self,
@@ -45,12 +45,14 @@ class Way:
         device: str | None = "cpu",
         change: Convert | None = None,
         autocast: torch.dtype | None = None,
+        in_tf32: bool = False,
     ) -> None:
         self.name = name
         self.dtypes = dtypes
         self.device = device  # None: where the tensors are
         self.change = change  # of every floating-point tensor, in place of what `dtypes` say
         self.autocast = autocast
+        self.in_tf32 = in_tf32  # products see ten bits of their factors
 
     def convert(self, tensor: Tensor) -> Tensor:
         """A floating-point tensor as it is on this way."""
@@ -61,7 +63,12 @@ class Way:
 
     def then(self, change: Convert) -> Way:
         """The same way with something done to every floating-point tensor in the end."""
-        return Way(self.name, self.dtypes, self.device, lambda tensor: change(self.convert(tensor)), self.autocast)
+        changed: Convert = lambda tensor: change(self.convert(tensor))  # noqa: E731
+        return Way(self.name, self.dtypes, self.device, changed, self.autocast, self.in_tf32)
+
+    def with_tf32(self) -> Way:
+        """The same way with products in tf32."""
+        return Way(f"{self.name}, tf32", self.dtypes, self.device, self.change, self.autocast, True)
 
 
 class Ways(NamedTuple):
@@ -104,10 +111,7 @@ def ways_with(cast_table: Callable[[str], Dtypes | None], on_device: bool) -> Fi
 
 def _on_device(higher: Way, is_tf32: bool) -> list[tuple[Function | None, Way]]:
     """There is no run in the device's own dtype: that would be the call itself."""
-    if not is_tf32:
-        return []
-    change: Convert = lambda tensor: higher.convert(as_tf32(tensor))  # noqa: E731
-    return [(None, Way("tf32", higher.dtypes, None, change))]
+    return [(None, higher.with_tf32())] if is_tf32 else []
 
 
 def _on_cpu(
@@ -119,7 +123,7 @@ def _on_cpu(
         own = Way(own.name, {}, change=rounded_to(chosen, chosen))
     elif autocast is not None:
         own = Way(own.name, {}, autocast=autocast)
-    ways: list[tuple[Function | None, Way]] = [(None, own.then(as_tf32) if is_tf32 else own)]
+    ways: list[tuple[Function | None, Way]] = [(None, own.with_tf32() if is_tf32 else own)]
     if chosen is not None:
         if normalized(name).base == "cross_entropy":
             ways.insert(0, (_cross_entropy_in_parts, Way("in parts", {})))
@@ -239,14 +243,6 @@ def rounded_to(dtype: torch.dtype, then: torch.dtype) -> Convert:
     return lambda tensor: tensor if tensor.dtype is torch.float64 else tensor.to(dtype).to(then)
 
 
-def as_tf32(tensor: Tensor) -> Tensor:
-    """float32 rounded to the ten bits that matrix units keep where tf32 is allowed."""
-    if tensor.dtype is not torch.float32:
-        return tensor
-    bits = tensor.contiguous().view(torch.int32)
-    return torch.where(tensor.isfinite(), ((bits + 0x1000) & ~0x1FFF).view(torch.float32), tensor)
-
-
 def moved_by(amount: float, seed: int, labels: int | None = None) -> Convert:
     """Every element a little larger or smaller: by the share `amount` of itself, with a random sign.
 
@@ -283,46 +279,3 @@ def _coins(like: Tensor, seed: int) -> Tensor:
             coins = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8, device=device)
             return coins.to(like.device)
     raise RuntimeError("no random numbers")
-
-
-# ---- tf32 ------------------------------------------------------------------------------------------------------------
-
-# a tensor that says so may be another vendor's (ditorch)
-_HAS_CUDA = bool(getattr(torch._C, "_cuda_getDeviceCount", int)())
-
-
-def tf32_in_products() -> bool:
-    """Whether the program lets products of float32 be computed with fewer bits: tf32, or what vendors call otherwise.
-
-    PyTorch's switches are CUDA's. The one for products is off unless the program sets it, and vendors heed it. The one
-    for convolutions is on from the beginning, which says nothing of another vendor's chip unless the first is set. Some
-    vendors have switches of their own.
-    """
-    return any(map(_allows_tf32, (torch.backends.cuda.matmul, *_switches_of_vendor("matmul"))))
-
-
-def tf32_in_convolutions() -> bool:
-    """In recurrent layers, too, which come from the same library."""
-    cudnn: Any = torch.backends.cudnn
-    of_cuda = (cudnn, *(getattr(cudnn, part) for part in ("conv", "rnn") if hasattr(cudnn, part)))
-    if _HAS_CUDA or _allows_tf32(torch.backends.cuda.matmul):
-        return any(map(_allows_tf32, of_cuda))
-    return any(map(_allows_tf32, _switches_of_vendor("conv")))
-
-
-@functools.lru_cache(maxsize=2)
-def _switches_of_vendor(part: str) -> tuple[Any, ...]:
-    """Such as torch.npu.matmul with `allow_hf32`, or torch.backends.mlu.matmul with `allow_tf32`."""
-    name = getattr(torch._C, "_get_privateuse1_backend_name", lambda: "")()
-    homes = (getattr(torch, name, None), getattr(torch.backends, name, None))
-    return tuple(getattr(home, part) for home in homes if home is not None and hasattr(home, part))
-
-
-def _allows_tf32(switches: Any) -> bool:
-    precision = getattr(switches, "fp32_precision", "none")  # torch 2.9
-    if precision in ("ieee", "tf32"):
-        return bool(precision == "tf32")
-    try:
-        return bool(getattr(switches, "allow_tf32", False) or getattr(switches, "allow_hf32", False))
-    except RuntimeError:  # set in the new way, and for some ops only
-        return True

@@ -1,0 +1,21 @@
+"""Programs as people write them, each in a size that one core trains in a moment. For healthy_programs.py.
+
+Limits of the verdict are set on the half `tuned` alone; `held-out` tells what they are worth: nobody looks at
+one of those to mend a limit.
+"""
+
+from __future__ import annotations
+
+from benchmarks.architectures import exact, generative, hugging_face, language, structured, vision
+from benchmarks.architectures.program import Program
+
+ALL: tuple[Program, ...] = (
+    *language.PROGRAMS,
+    *vision.PROGRAMS,
+    *generative.PROGRAMS,
+    *structured.PROGRAMS,
+    *exact.PROGRAMS,
+    *hugging_face.programs(),
+)
+TUNED = tuple(program for program in ALL if program.half == "tuned")
+HELD_OUT = tuple(program for program in ALL if program.half == "held-out")

@@ -1,0 +1,39 @@
+"""Healthy programs on chips of other makes: nobody is blamed. All of them: benchmarks/healthy_programs.py."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import pytest
+from benchmarks import architectures, healthy_programs
+from benchmarks.healthy_programs import CHIPS, VARIANTS
+
+from ..conftest import DEVICE
+
+pytestmark = pytest.mark.skipif(DEVICE != "sim", reason="kernels are replaced on the simulated accelerator")
+PROGRAMS = {program.name: program for program in architectures.ALL}
+
+
+def test_there_are_many_programs_in_two_halves():
+    assert len(PROGRAMS) == len(architectures.ALL) == len(architectures.TUNED) + len(architectures.HELD_OUT)
+    assert min(len(architectures.TUNED), len(architectures.HELD_OUT)) >= 25
+    assert sum(name.startswith("transformers ") for name in PROGRAMS) >= 12
+
+
+@pytest.mark.parametrize(
+    ("program", "variant", "chip"), [("GNN", "autocast bfloat16", "other"), ("ranking", "checkpointed", "tf32")]
+)
+def test_a_healthy_program_is_left_alone(device, program, variant, chip):
+    chosen = next(one for one in VARIANTS if one.name == variant)
+    with contextlib.redirect_stderr(io.StringIO()):
+        done = healthy_programs.run(PROGRAMS[program], chosen, chip, "cpu", device)
+    assert (done.fails, done.alarms, done.is_same) == ("", [], True)
+    assert done.calls > 100
+
+
+def test_a_broken_kernel_is_no_healthy_program(device, monkeypatch):
+    monkeypatch.setitem(CHIPS, "own", "aten.index_add: scale=1.01")
+    done = healthy_programs.run(PROGRAMS["GNN"], VARIANTS[0], "own", "cpu", device)
+    assert done.alarms
+    assert all(alarm.startswith("torch.Tensor.index_add") for alarm in done.alarms)
