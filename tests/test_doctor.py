@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from ditorch.backends import APPLE, SIM
 from ditorch.errors import BackendError
 from ditorch.sim import faults
 from ditorch_cli.doctor import doctor as command
+from ditorch_shared import native
 
 
 @pytest.fixture(autouse=True)
@@ -224,3 +229,36 @@ def test_a_device_module_that_tells_little_is_shown_with_what_it_tells():
 def test_the_version_of_a_vendors_package_is_found_by_its_module():
     assert doctor._version("rich.console") == doctor._version("rich")
     assert doctor._version("no_such_package") is None
+
+
+HANGS = {
+    "with Python going on": "import time\ntime.sleep(600)\n",
+    "with Python standing still": "import ctypes\nctypes.PyDLL(None).sleep(600)\n",  # it keeps the GIL
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HANGS)
+def test_a_driver_that_hangs_does_not_hang_the_command(run_python, tmp_path, how):
+    package = tmp_path / "torch_npu"
+    package.mkdir()
+    (package / "__init__.py").write_text(HANGS[how])
+    search = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    code = "import sys; sys.argv[0] = 'ditorch'; from ditorch_cli.doctor import doctor; doctor()"
+    environment = {"DITORCH_DISABLE_MOCK": "0", "DITORCH_BACKEND": "", "PYTHONPATH": search}
+    done = run_python(code, "--seconds", "8", check=False, **environment)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    if how == "with Python going on":
+        told = " ".join(done.stdout.split())
+        assert "No accelerator is chosen. Choosing an accelerator did not finish within 8 s; the vendor's" in told
+        assert re.search(r"ascend Huawei Ascend fails looking for it did not finish within 8 s", told)
+    else:
+        assert "ditorch doctor: choosing an accelerator hangs, and not even Python can go on" in done.stderr
+
+
+def test_a_build_is_no_hang(monkeypatch):
+    monkeypatch.setattr(surroundings, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(native, "_under_way", ["sim"])
+    check = surroundings.answered("compiling", lambda: time.sleep(0.5))
+    assert check.problem is None

@@ -11,6 +11,7 @@ import importlib.metadata
 import sys
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
+from typing import Callable
 
 import ditorch
 from ditorch.backend import Backend
@@ -44,15 +45,15 @@ def choose() -> Backend:
     return chosen
 
 
-def survey() -> list[Finding]:
+def survey(probe: Callable[[str], Finding] | None = None) -> list[Finding]:
     """Every backend, built-in or not: whether it can be used on this machine, and why not."""
-    return _survey([*_entry_points(), *BUILT_IN])
+    return _survey([*_entry_points(), *BUILT_IN], probe or probed)
 
 
 def _only_one() -> Backend:
     accelerators = [backend.name for backend in ACCELERATORS]
     plug_ins = [name for name in _entry_points() if name not in BUILT_IN]
-    findings = _survey([*plug_ins, *accelerators])
+    findings = _survey([*plug_ins, *accelerators], probed)
     for finding in findings:
         if finding.failed:
             print(f"ditorch: {finding.name} ({finding.title}) is passed over: {finding.reason}", file=sys.stderr)
@@ -75,7 +76,7 @@ def _named(name: str) -> Backend:
         raise BackendError(
             f"DITORCH_BACKEND={name}: there is no such backend.{hint} There are {', '.join(sorted(known))}."
         )
-    finding = _probe(name)
+    finding = probed(name)
     if finding.reason is not None or finding.backend is None:
         raise BackendError(f"DITORCH_BACKEND={name}: {finding.title} cannot be used here, because {finding.reason}.")
     return finding.backend
@@ -90,8 +91,8 @@ def _also_known(known: list[str]) -> dict[str, str]:
     return names
 
 
-def _survey(names: list[str]) -> list[Finding]:
-    findings = [_probe(name) for name in dict.fromkeys(names)]
+def _survey(names: list[str], probe: Callable[[str], Finding]) -> list[Finding]:
+    findings = [probe(name) for name in dict.fromkeys(names)]
     return [_without_borrowed_cuda(finding, findings) for finding in findings]
 
 
@@ -108,7 +109,8 @@ def _without_borrowed_cuda(finding: Finding, findings: list[Finding]) -> Finding
     return finding
 
 
-def _probe(name: str) -> Finding:
+def probed(name: str) -> Finding:
+    """Whether one backend can be used here."""
     backend: Backend | None = None
     try:
         backend = _load(name)

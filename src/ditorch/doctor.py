@@ -25,8 +25,10 @@ from torch.nn import functional
 import ditorch
 from ditorch import discover
 from ditorch.backend import Backend
+from ditorch.backends import BUILT_IN
 from ditorch.discover import Finding
 from ditorch.errors import DitorchError
+from ditorch.settings import DISABLE_MOCK
 from ditorch.surroundings import Asked, Check, answered, answers_to, look_around
 
 SCHEMA = "ditorch.doctor/1"
@@ -96,7 +98,7 @@ def examine() -> Report:
     if backend:
         listed = answered("devices", lambda: known.extend(devices(backend)), _ADVICE)
         surroundings += [listed] if listed.problem else []
-    findings = discover.survey()  # last: it imports every vendor's package that is installed
+    findings = discover.survey(_probed)  # last: it imports every vendor's package that is installed
     return Report(
         versions=_versions([finding.backend for finding in findings if finding.backend]),
         findings=findings,
@@ -116,10 +118,27 @@ _ADVICE = (
 
 
 def _chosen() -> tuple[Backend | None, str | None]:
-    try:
-        return ditorch._backend or discover.choose(), None
-    except DitorchError as error:
-        return None, str(error)
+    """The accelerator, or why there is none. A vendor's package that hangs when it is imported is a reason."""
+    found: list[Backend] = []
+    problems: list[str] = []
+
+    def choose() -> None:
+        try:
+            found.append(ditorch._backend or (discover.choose() if DISABLE_MOCK.get() else ditorch.install()))
+        except DitorchError as error:
+            problems.append(str(error))
+
+    check = answered("choosing an accelerator", choose)
+    if check.problem:
+        return None, f"{check.name.capitalize()} {check.problem}; {check.advice or 'the table above tells more'}."
+    return (found[0], None) if found else (None, problems[0])
+
+
+def _probed(name: str) -> Finding:
+    """The same as discover's, within a time limit."""
+    found: list[Finding] = []
+    check = answered(f"looking for {name}", lambda: found.append(discover.probed(name)))
+    return found[0] if found else Finding(name, BUILT_IN.get(name), f"looking for it {check.problem}", failed=True)
 
 
 # ---- what is there -----------------------------------------------------------------------------------------------

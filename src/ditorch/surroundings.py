@@ -19,7 +19,8 @@ from torch import Tensor
 from ditorch.backend import Backend
 from ditorch_shared import native
 
-CHECK_SECONDS = 60.0
+CHECK_SECONDS = 60.0  # of each check
+announce: Callable[[str], None] = lambda name: None  # noqa: E731  is told what is tried now; "": still the same
 Question = Callable[[], Optional[str]]
 
 
@@ -74,9 +75,13 @@ def answered(name: str, question: Question, advice: str = "") -> Check:
         except Exception as error:  # noqa: BLE001  whatever the device raises is the finding
             answers.append(f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
+    announce(name)
     thread = threading.Thread(target=ask, name=_THREAD + name, daemon=True)
     thread.start()
     thread.join(CHECK_SECONDS)
+    while thread.is_alive() and native.is_building():  # which ends by itself, and says how long it takes
+        announce("")
+        thread.join(1.0)
     if not answers:
         return Check(name, f"did not finish within {CHECK_SECONDS:g} s", _HANGS)
     return Check(name, answers[0], (advice or None) if answers[0] else None)

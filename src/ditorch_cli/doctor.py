@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -15,30 +14,35 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ditorch_cli import watchdog
+
 if TYPE_CHECKING:  # help must not wait for torch
     from ditorch.backend import Backend
     from ditorch.doctor import Device, Report
     from ditorch.surroundings import Check
 
 _GIBIBYTE = 2**30
+_GRACE_SECONDS = 10.0  # a check that hangs gives up by itself, where Python can go on
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema ditorch.doctor/1).")
-def doctor(as_json: bool) -> None:
+@click.option(
+    "--seconds", type=click.FloatRange(0.1), default=60.0, show_default=True, help="How long each check may take."
+)
+def doctor(as_json: bool, seconds: float) -> None:
     """Show what accelerators are here, why others are not, and whether the chosen one computes right.
 
     The exit code is 1 if no accelerator could be chosen or a check fails.
     """
-    import ditorch
+    tell: watchdog.Tell = lambda text: None  # noqa: E731
+    if "torch" not in sys.modules:  # else it is too late
+        tell = watchdog.guarded(seconds + _GRACE_SECONDS, _hangs)
+        tell("importing torch")
     from ditorch import surroundings
     from ditorch.doctor import examine
-    from ditorch.errors import BackendError
-    from ditorch.settings import DISABLE_MOCK
 
-    if not DISABLE_MOCK.get():
-        with contextlib.suppress(BackendError):  # the report says why there is none
-            ditorch.install()
+    surroundings.CHECK_SECONDS, surroundings.announce = seconds, tell
     report = examine()
     report.surroundings.append(_helper())
     if as_json:
@@ -49,6 +53,13 @@ def doctor(as_json: bool) -> None:
         sys.stdout.flush()
         os._exit(1)
     sys.exit(0 if report.healthy else 1)
+
+
+def _hangs(doing: str) -> str:
+    return (
+        f"ditorch doctor: {doing} hangs, and not even Python can go on: a driver does not answer. "
+        "The vendor's own command, or restarting the device, tells more."
+    )
 
 
 def _helper() -> Check:

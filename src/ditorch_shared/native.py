@@ -34,6 +34,14 @@ _SECONDS_TO_WAIT_SILENTLY = 2.0  # for another process that builds
 _SECONDS_BETWEEN_LINES = 30.0  # in a log; on a terminal each second is shown
 
 
+_under_way: list[str] = []
+
+
+def is_building() -> bool:
+    """Whether this process builds something now, which takes its time."""
+    return bool(_under_way)
+
+
 class NativeError(RuntimeError):
     """C++ of ours cannot be built or does not work with this torch."""
 
@@ -112,6 +120,13 @@ class NativeLibrary:
         return f"torch{torch.__version__}-abi{_abi()}-{platform.machine()}{python}-{digest.hexdigest()[:12]}"
 
     def _build(self, path: Path, beside: NativeLibrary | None = None) -> None:
+        _under_way.append(self.name)
+        try:
+            self._compile(path, beside)
+        finally:
+            _under_way.remove(self.name)
+
+    def _compile(self, path: Path, beside: NativeLibrary | None) -> None:
         compiler = self._compiler()
         both = _lower(self.title) + (f" and, beside it, {_lower(beside.title)}" if beside else "")
         if not isinstance(threading.current_thread(), _Background):  # of that one, it is said beforehand
