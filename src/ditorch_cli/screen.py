@@ -60,6 +60,9 @@ def _print(console: Console, summary: Row) -> None:
 def _headline(summary: Row) -> Text:
     processes = summary["processes"]
     lines = [f"ditorch run: {_ended(summary['status'])}; results in", f"  {summary['run']}"]
+    if not processes and summary["status"] < 0:
+        lines.append("Nothing is known of it: it was killed before the end of its first training step.")
+        return Text("\n".join(lines), style="bold")
     if not processes:
         of = f" by ranks {summary['ranks']}" if summary["ranks"] else ""
         lines.append(f"No op call on an accelerator was seen{of}: did the program use one?")

@@ -71,7 +71,7 @@ def of(folder: Path, status: int) -> Row:
         "slow": _slow(processes),
         "usage": list(_rows(processes, ("ProcessMonitor",))),
         "elsewhere": _merged(processes, ("OpFallback", "OpDtypeCast"), ("tool", "op", "because", "casts")),
-        "not_looked_at": [*_unread(folder), *_not_looked_at(processes)],
+        "not_looked_at": [*_unread(folder), *_missed(processes, manifest), *_not_looked_at(processes)],
     }
     found["next"] = list(_next_commands(found, manifest))
     return found
@@ -148,6 +148,16 @@ def _slow(processes: list[Row]) -> list[Row]:
 def _unread(folder: Path) -> list[Row]:
     reason = "its record cannot be read: it is damaged, or of another release"
     return [{"tool": "", "what": f"processes/{name}", "calls": 0, "reason": reason} for name in unreadable(folder)]
+
+
+def _missed(processes: list[Row], manifest: Row) -> list[Row]:
+    """Ranks of which there is no record, unless only some were asked for."""
+    if manifest.get("variables", {}).get("OP_TOOLS_RANKS"):
+        return []
+    ranks = range(max((record["world_size"] for record in processes), default=0))
+    missing = sorted(set(ranks) - {record["rank"] for record in processes})
+    reason = "it left no record: it was killed in its first step, or another machine has it"
+    return [{"tool": "", "what": f"rank {rank}", "calls": 0, "reason": reason} for rank in missing]
 
 
 def _not_looked_at(processes: list[Row]) -> list[Row]:

@@ -177,6 +177,28 @@ def test_a_program_that_is_killed_is_summed_up(ditorch_command, program, tmp_pat
     run = ditorch_command("run", "--autocompare", program("os.kill(os.getpid(), 9)\n"), **FAULT)
     assert run.returncode == -signal.SIGKILL
     assert "ended by SIGKILL" in run.stderr
+    found = summary_of(tmp_path)
+    assert {row["op"] for row in found["wrong"]} == {"torch.nn.functional.layer_norm"}  # what it had found until then
+    [killed] = [row for row in found["not_looked_at"] if row["reason"] == "the process was killed"]
+    assert re.fullmatch(r"rank 0 \(pid \d+ on .*\) after step [123]", killed["what"])
+
+
+DIES_EARLY = PROGRAM.replace("    optimizer.step()", "    os.kill(os.getpid(), 9 * (os.environ.get('RANK') != '0'))")
+
+
+def test_a_program_that_is_killed_in_its_first_step_is_told(ditorch_command, tmp_path):
+    (tmp_path / "train.py").write_text(DIES_EARLY)
+    run = ditorch_command("run", "--time", "train.py")
+    assert "Nothing is known of it: it was killed before the end of its first training step." in run.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_that_left_no_record_is_missed(ditorch_command, tmp_path):
+    (tmp_path / "train.py").write_text(DIES_EARLY)
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    ditorch_command("run", "--time", *launch, "train.py")
+    [missed] = [row["what"] for row in summary_of(tmp_path)["not_looked_at"] if "left no record" in row["reason"]]
+    assert missed == "rank 1"
 
 
 def test_signals_reach_the_program(program, tmp_path):

@@ -25,7 +25,7 @@ from op_tools.output.results import Results
 from op_tools.storage import files
 
 SCHEMA = "ditorch.process/1"
-_SECONDS_BETWEEN = 10.0
+_SECONDS_BETWEEN = 10.0  # and less in the beginning: who is killed early shall leave something, too
 _MAX_ROWS = 200  # of each tool
 
 
@@ -45,7 +45,8 @@ class Record:
         self._written = 0.0
 
     def step_began(self, step: int) -> None:
-        if time.monotonic() - self._written >= _SECONDS_BETWEEN:
+        share = (time.time() - self._started) / 5
+        if time.monotonic() - self._written >= min(_SECONDS_BETWEEN, max(0.5, share)):
             with_modes_aside(self._write, None)
 
     def end(self) -> None:
