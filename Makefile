@@ -40,6 +40,7 @@ bench-faults: $(INSTALLED)
 	$(RUN) benchmarks/fault_finding.py
 	$(RUN) benchmarks/reported_faults.py
 	$(RUN) benchmarks/healthy_programs.py
+	$(RUN) benchmarks/identities.py
 
 bench: $(INSTALLED)
 	$(RUN) benchmarks/overhead.py

@@ -53,11 +53,11 @@ class _Cast(Option):
 OPTIONS: tuple[Option, ...] = (
     Option(
         "--autocompare",
-        "compare every op with the CPU in higher precision, or with the device itself, which is faster but blind to a "
-        "fault that both share; device,cpu: the CPU confirms what the device finds",
+        "compare every op with the CPU in higher precision, or with the device itself, which is faster; device,cpu: the "
+        "CPU confirms what the device finds; identities: only what must hold of a result, for a pass over the data",
         "OP_AUTOCOMPARE_REFERENCE",
         "autocompare",
-        choices=("cpu", "device", "device,cpu"),
+        choices=("cpu", "device", "device,cpu", "identities"),
     ),
     Option(
         "--capture",

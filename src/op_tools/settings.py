@@ -195,9 +195,10 @@ TRACE_EVENTS = Setting(
 AUTOCOMPARE_REFERENCE = Setting(
     "OP_AUTOCOMPARE_REFERENCE",
     "cpu",
-    _one_of("cpu", "device", "device,cpu"),
-    "what OpAutoCompare compares with: cpu; device: the same device in higher precision, fast, but blind to a "
-    "fault that both share; device,cpu: the CPU confirms what the device finds",
+    _one_of("cpu", "device", "device,cpu", "identities"),
+    "what OpAutoCompare compares with: cpu; device: the same device in higher precision, fast, and "
+    "identities against what both get wrong; device,cpu: the CPU confirms what the device finds; identities: only what "
+    "must hold of a result, on the device, for about a pass over the data",
 )
 AUTOCOMPARE_ONCE = Setting(
     "OP_AUTOCOMPARE_ONCE",

@@ -48,7 +48,7 @@ CASES = {
     "OP_AUTOCOMPARE_REFERENCE": (
         "cpu",
         {"device": "device", "device,cpu": "device,cpu"},
-        {"gpu": "it must be one of cpu, device, device,cpu"},
+        {"gpu": "it must be one of cpu, device, device,cpu, identities"},
     ),
     "OP_AUTOCOMPARE_ONCE": (False, SWITCH, NOT_A_SWITCH),
     "OP_AUTOCOMPARE_EVERY": (1, {"100": 100}, NOT_POSITIVE),

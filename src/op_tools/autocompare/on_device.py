@@ -1,10 +1,12 @@
 """The reference is computed on the device itself, in higher precision. Its results are checked there, later.
 
-Only what a call changes in place is copied before.
+Only what a call changes in place is copied before. A kernel that is wrong in every dtype would agree with itself: so
+calls are also proven by identities (by_identities.py), and what a proof doubts is computed by the CPU.
 """
 
 from __future__ import annotations
 
+from op_tools.autocompare.by_identities import Proofs
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.foreach_lists import Joined
 from op_tools.autocompare.strategy import (
@@ -12,6 +14,7 @@ from op_tools.autocompare.strategy import (
     Deliver,
     Pending,
     PendingCall,
+    PendingProof,
     Strategy,
     clone,
     wants_gradients,
@@ -25,13 +28,15 @@ class OnDevice(Strategy):
 
     on_device = True
 
-    def __init__(self, examiner: Examiner, deliver: Deliver, memory: int) -> None:
+    def __init__(self, examiner: Examiner, deliver: Deliver, memory: int, on_cpu: Examiner) -> None:
         super().__init__(examiner, deliver, memory)
+        self._proofs = Proofs(on_cpu, deliver, only_wrong=True)
         self._found_in_place: set[str] = set()  # ops that turned out to change their inputs
 
     def before(self, call: OpCall) -> CallInProgress:
         state = CallInProgress(call)
         if state.works_in_place or call.name in self._found_in_place:
+            self._proofs.will_change(state.live.tensors)
             if self._deferred is not None:
                 self._deferred.will_change(state.live.tensors)
             state.given = (state.joined() if self._deferred is not None else None) or state.live.mapped(clone)
@@ -57,14 +62,24 @@ class OnDevice(Strategy):
             self._deliver(call, self._examiner.forward(call, seen))
         else:
             reference = self._deferred.forward(call, seen, keeps and not seen.depends_on_layout())
-        return self._keep(seen, reference) if keeps else None
+        provable = None if seen.changed else self._proofs.forward(call, seen)
+        pending = self._keep(seen, reference) if keeps else None
+        if pending is not None and provable is not None:
+            pending.proof = PendingProof(seen, provable)
+        return pending
 
     def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
         assert isinstance(state, PendingCall)
-        reference, seen = state.reference, state.taken()
+        reference, proof, seen = state.reference, state.proof, state.taken()
         if seen is None or self._is_same_gradient(call, seen, gradients):
             return  # None: a second pass over the same graph
+        if proof is not None and proof.is_intact():
+            self._proofs.backward(call, seen, proof.provable, gradients)
         if self._deferred is not None:
             self._deferred.backward(call, seen, reference, gradients)
         else:
             self._deliver(call, self._examiner.backward(call, seen, gradients, gradients, reference))
+
+    def close(self) -> None:
+        self._proofs.finish()
+        super().close()

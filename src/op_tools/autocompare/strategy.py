@@ -18,6 +18,7 @@ from torch import Tensor
 from op_tools.autocompare import foreach_lists, views
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.examiner import Examiner
+from op_tools.autocompare.identities.proof import Provable
 from op_tools.autocompare.observed import ObservedCall, hollow_like
 from op_tools.autocompare.prefilter.deferred import DeferredComparisons, free_memory
 from op_tools.autocompare.reference import tf32
@@ -39,7 +40,7 @@ _MAX_GRAPH_SHARE = 1 / 2  # of the limit
 _MAX_GRAPH_SHARE_OF_DEVICE = 1 / 4  # of what is free at first
 
 Deliver = Callable[[OpCall, Outcome], None]
-Pending = Union["PendingCall", KeptByWorker]  # a call that waits for its gradients
+Pending = Union["PendingCall", "PendingProof", KeptByWorker]  # a call that waits for its gradients
 
 
 class CallInProgress:
@@ -219,18 +220,19 @@ class PendingCalls:
 class PendingCall:
     """One call that waits; its memory is free when the gradients have come, or never will."""
 
-    __slots__ = ("_call", "_calls", "_size", "_versions", "reference")
+    __slots__ = ("_call", "_calls", "_size", "_versions", "proof", "reference")
 
     def __init__(self, call: ObservedCall, reference: Reference | None, size: int, calls: PendingCalls) -> None:
         self._call: ObservedCall | None = call
         self.reference = reference
+        self.proof: PendingProof | None = None  # its gradients will be proven as well
         self._size = size
         self._calls = calls
         self._versions = versions_of(call.given.tensors)
 
     def taken(self) -> ObservedCall | None:
         """None where it was taken already, or where the program has changed an argument meanwhile."""
-        call, self._call, self.reference = self._call, None, None
+        call, self._call, self.reference, self.proof = self._call, None, None, None
         self._calls.free(self._size)
         self._size = 0
         if call is None or self._versions != versions_of(call.given.tensors):
@@ -240,6 +242,21 @@ class PendingCall:
     def __del__(self) -> None:
         if self._size:
             self._calls.free(self._size)
+
+
+class PendingProof:
+    """One call that waits, to be proven by what its gradients must be. Autograd keeps most of its tensors anyway."""
+
+    __slots__ = ("_versions", "provable", "seen")
+
+    def __init__(self, seen: ObservedCall, provable: Provable) -> None:
+        self.seen = seen
+        self.provable = provable
+        self._versions = versions_of(provable.tensors())
+
+    def is_intact(self) -> bool:
+        """Whether the program has left its tensors alone."""
+        return self._versions == versions_of(self.provable.tensors())
 
 
 # ---- asked of every call ---------------------------------------------------------------------------------------------

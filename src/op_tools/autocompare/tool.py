@@ -16,6 +16,7 @@ from torch import Tensor
 
 from op_tools import settings
 from op_tools.autocompare import report
+from op_tools.autocompare.by_identities import ByIdentities
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.in_workers import InWorkers
 from op_tools.autocompare.judging.comparer import Comparer
@@ -39,6 +40,7 @@ from op_tools.output import messages, paths
 from op_tools.output.csv_files import CsvFile
 from op_tools.output.results import Results
 
+_REFERENCES = ("cpu", "device", "device,cpu", "identities")
 _MAX_KNOWN_CALLS = 200_000  # distinct calls that are remembered
 _MAX_COMPARED_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
 
@@ -46,10 +48,11 @@ _MAX_COMPARED_LIST = 8  # an optimizer's lists of tensors: the first and the las
 class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
     """Compares inputs, outputs and gradients of every op call with those of a reference.
 
-    `reference`: "cpu", "device" (the same device in higher precision) or "device,cpu" (the CPU confirms). `once`: each
-    distinct call once. `every`: only every N-th step. `worker`: this many processes compare while training goes on.
-    `memory`: bytes of host memory for calls that wait. `fail`: `stop` raises DifferenceFound if something is wrong.
-    Their variables are OP_AUTOCOMPARE_REFERENCE, _ONCE, _EVERY, _WORKER, _MEMORY and _FAIL.
+    `reference`: "cpu", "device" (the same device in higher precision), "device,cpu" (the CPU confirms) or "identities"
+    (none: what must hold of a result is checked on the device). `once`: each distinct call once. `every`: only every
+    N-th step. `worker`: this many processes compare while training goes on. `memory`: bytes of host memory for calls
+    that wait. `fail`: `stop` raises DifferenceFound if something is wrong. Their variables are
+    OP_AUTOCOMPARE_REFERENCE, _ONCE, _EVERY, _WORKER, _MEMORY and _FAIL.
     """
 
     feature = "autocompare"
@@ -82,8 +85,8 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
         self._fail = settings.argument("fail", fail, settings.AUTOCOMPARE_FAIL)
         limit = settings.AUTOCOMPARE_MEMORY.get() if memory is None else memory
         every = settings.AUTOCOMPARE_EVERY.get() if every is None else every
-        if reference not in ("cpu", "device", "device,cpu"):
-            raise SettingError(f"reference={reference!r} cannot be used: it is cpu, device or device,cpu")
+        if reference not in _REFERENCES:
+            raise SettingError(f"reference={reference!r} cannot be used: it is one of {', '.join(_REFERENCES)}")
         count = settings.AUTOCOMPARE_WORKER.get() if worker is None else worker
         for name, number, least in (("every", every, 1), ("worker", count, 0), ("memory", limit, 1)):
             if not isinstance(number, int) or number < least:
@@ -113,12 +116,14 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
             return InWorkers(on_cpu, deliver, limit, workers)
         if reference == "cpu":
             return OnHost(on_cpu, deliver, limit)
+        if reference == "identities":
+            return ByIdentities(on_cpu, deliver, limit)
         confirms = reference == "device,cpu"
         references = runs.References(cast_table, True, 1.0 if confirms else DEVICE_ALONE_SLACK)
         examiner = Examiner(
             Comparer(tolerances, references), self.verbose, self.dumps(), "reference", on_cpu if confirms else None
         )
-        return OnDevice(examiner, deliver, limit)
+        return OnDevice(examiner, deliver, limit, on_cpu)
 
     def collected(self) -> Results:
         """What is wrong, by op, value and place in the program; the worst first."""

@@ -58,6 +58,10 @@ SENSITIVITY_MARGIN = 4.0
 _ROUNDING_IN_FLOAT32 = 2.0**-21  # of what is stored in 16 bits, computed in float32
 _ROUNDING_WITHOUT_CPU = 64.0  # times half a unit, where no run in the device's own dtype shows what roundings cost
 
+# proofs by identities, in units of the variance that rounding brings: the largest row, all rows, a common factor in
+# units of rounding, and results that are not finite. What is beyond is computed again.
+PROOF_LIMITS = (100.0, 6.0, 1.0, 0.0)
+
 RANDOM_SIGMAS = 7.0  # a healthy generator is this far off once in 10^11 draws
 SPREAD_MARGIN = 1.5  # the fourth moment of an exponential distribution is the largest among those that are known
 MIN_DRAWS_FOR_SPREAD = 100

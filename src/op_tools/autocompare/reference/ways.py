@@ -97,7 +97,7 @@ def ways_with(cast_table: Callable[[str], Dtypes | None], on_device: bool) -> Fi
     ) -> Ways:
         table, found = cast_table(name), catalogue.of(name)
         dtypes = HIGHER if table is None else {**HIGHER, **table}
-        if on_device and device is not None and not _has_float64(device):
+        if on_device and device is not None and not has_float64(device):
             dtypes = _without_float64(device, dtypes)
         higher = Way("higher precision", dtypes, None if on_device else "cpu")
         if chosen is not None and chosen is not torch.float32:
@@ -184,7 +184,7 @@ _SINGLES = (torch.float32, torch.complex64)
 
 
 @functools.lru_cache(maxsize=16)
-def _has_float64(device: torch.device) -> bool:
+def has_float64(device: torch.device) -> bool:
     try:
         return bool((torch.ones(1, dtype=torch.float64, device=device) + 1).item() == 2)
     except Exception:  # noqa: BLE001  each vendor has errors of its own

@@ -1,0 +1,270 @@
+"""No reference: results are proven by what must hold of them (identities/), on the device, with a pass over the data.
+
+What a proof doubts is computed again by the CPU in full, which has the last word. Ops that nobody knows an identity of
+are said at the end, not compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from op_tools.autocompare.examiner import Examiner
+from op_tools.autocompare.identities.attention import Attention
+from op_tools.autocompare.identities.convolutions import Convolution
+from op_tools.autocompare.identities.products import Product
+from op_tools.autocompare.identities.proof import Measured, Proof, Provable, Sample
+from op_tools.autocompare.identities.rows import Norm, Softmax
+from op_tools.autocompare.identities.samples import ByElement, InPlace, Rows, host_copy, tensors_of
+from op_tools.autocompare.identities.sums import ClassLoss, Sum
+from op_tools.autocompare.judging.comparer import Comparison
+from op_tools.autocompare.judging.limits import PROOF_LIMITS
+from op_tools.autocompare.judging.verdict import RIGHT, Row
+from op_tools.autocompare.observed import ObservedCall, copied, hollow_like
+from op_tools.autocompare.report import Outcome
+from op_tools.autocompare.strategy import (
+    CallInProgress,
+    Deliver,
+    Pending,
+    PendingProof,
+    Strategy,
+    device_of,
+    wants_gradients,
+)  # fmt: skip
+from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
+from op_tools.device import host_copies
+from op_tools.device.queues import Batch, Deferred
+from op_tools.values.tensors import addresses_of, tensors_in, versions_of
+
+_MAX_CALLS = 64  # in a window
+_MAX_UNREAD_WINDOWS = 4
+_UNKNOWN = "no identity is known"
+_FIND: tuple[Callable[[ObservedCall], Any], ...] = (
+    Product.of, ByElement.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of, Rows.of,
+)  # fmt: skip
+
+
+def provable_of(call: ObservedCall) -> Provable | None:
+    """None where no identity is known for this call."""
+    found: Provable | None = next(filter(None, (find(call) for find in _FIND)), None)
+    return found
+
+
+class _Pending:
+    """A call, or its gradients, whose proof is on its way."""
+
+    def __init__(
+        self, call: OpCall, proofs: list[Proof], again: Callable[[], Outcome] | None, tensors: list[Tensor]
+    ) -> None:
+        self.call = call
+        self.proofs = proofs
+        self.again = again  # the CPU computes it in full; None where the samples tell all
+        self._tensors = tensors  # that it would look at
+        self._versions = versions_of(tensors)
+
+    def is_intact(self) -> bool:
+        return self._versions == versions_of(self._tensors)
+
+    def depends_on(self, memory: set[int]) -> bool:
+        return not memory.isdisjoint(addresses_of(self._tensors))
+
+
+class _Window(Batch):
+    """Calls whose numbers are read together."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.records: list[_Pending] = []
+
+    def look(self) -> Sequence[Tensor]:
+        proofs = [proof for record in self.records for proof in record.proofs]
+        measured = [proof.numbers for proof in proofs if isinstance(proof, Measured)]
+        copies = [tensor for proof in proofs if isinstance(proof, Sample) for tensor in tensors_of(proof)]
+        return [*([torch.stack(measured)] if measured else []), *copies]
+
+
+class Proofs:
+    """Proves calls and their gradients, later and together. `only_wrong`: nobody hears of what is proven."""
+
+    def __init__(self, examiner: Examiner, deliver: Deliver, only_wrong: bool = False) -> None:
+        self._examiner = examiner
+        self._deliver = deliver
+        self._only_wrong = only_wrong
+        self._windows: Deferred[_Window] = Deferred(self._answer, _MAX_UNREAD_WINDOWS)
+
+    def forward(self, call: OpCall, seen: ObservedCall) -> Provable | None:
+        """None where there is no identity for this call."""
+        provable = provable_of(seen)
+        if provable is None:
+            return None
+        with _undisturbed():
+            proofs = list(provable.forward())
+        if not proofs:
+            return None
+        self._add(self._pending(call, proofs, seen, None))
+        return provable
+
+    def in_place(self, call: OpCall, sample: Sample) -> None:
+        self._add(_Pending(call, [sample], None, []))
+
+    def backward(self, call: OpCall, seen: ObservedCall, provable: Provable, gradients: Gradients) -> None:
+        with _undisturbed():
+            proofs = list(provable.backward(gradients))
+        if proofs:
+            self._add(self._pending(call, proofs, seen, gradients))
+
+    def _pending(self, call: OpCall, proofs: list[Proof], seen: ObservedCall, gradients: Gradients | None) -> _Pending:
+        if all(isinstance(proof, Sample) for proof in proofs):
+            return _Pending(call.without_tensors(), proofs, None, [])
+        if gradients is None:
+            tensors = [*seen.given.tensors, *tensors_in((seen.result,))]
+            return _Pending(call, proofs, lambda: self._examiner.forward(call, seen.on_host()), tensors)
+        tensors = [*seen.given.tensors, *[one for one in (*gradients.inputs, *gradients.outputs) if one is not None]]
+        return _Pending(call, proofs, lambda: self._examined_gradients(call, seen, gradients), tensors)
+
+    def _examined_gradients(self, call: OpCall, seen: ObservedCall, gradients: Gradients) -> Outcome:
+        copies = copied(gradients, host_copies.copies_of)
+        return self._examiner.backward(call, seen.on_host(), copies, gradients)
+
+    def will_change(self, tensors: Sequence[Tensor]) -> None:
+        """Before a call changes one of these tensors: what might have to look at it again is decided."""
+        with self._windows.lock:
+            current = self._windows.current
+            windows = [*self._windows.unread, *(() if current is None else (current,))]
+            memory = addresses_of(tensors)
+            if not any(record.depends_on(memory) for window in windows for record in window.records):
+                return
+        self.finish()
+
+    def finish(self) -> None:
+        self._windows.launch()
+        self._windows.read(wait=True)
+
+    def _add(self, record: _Pending) -> None:
+        device = _device_of(record.proofs)
+        with self._windows.lock:
+            window = self._windows.current
+            if window is None or not window.suits(device):
+                self._windows.launch()
+                window = self._windows.current = _Window(device)
+            window.records.append(record)
+            if len(window.records) < _MAX_CALLS:
+                return
+            self._windows.launch()
+        self._windows.read(wait=False)
+
+    def _answer(self, window: _Window) -> None:
+        found = window.numbers()
+        copies = iter(()) if found is None else iter(found)
+        has_measured = any(isinstance(proof, Measured) for record in window.records for proof in record.proofs)
+        numbers = iter(next(copies).tolist() if has_measured and found is not None else ())
+        for record in window.records:
+            outcome = Outcome(Comparison(failure="the device's memory did not suffice"))
+            if found is not None:
+                outcome = self._outcome(record, numbers, copies)
+            if outcome.comparison.is_wrong or not self._only_wrong:
+                self._deliver(record.call, outcome)
+
+    def _outcome(self, record: _Pending, numbers: Iterator[list[float]], copies: Iterator[Tensor]) -> Outcome:
+        """Of one record. What belongs to it is taken from the numbers and copies in any case."""
+        tolerances, rows, is_doubtful = self._examiner.comparer.tolerances, [], False
+        judged: Outcome | None = None
+        for proof in record.proofs:
+            if isinstance(proof, Sample):
+                judged = self._judged(record.call, host_copy(proof, copies))
+                rows += judged.comparison.rows
+            else:
+                is_doubtful |= not all(value <= limit for value, limit in zip(next(numbers), PROOF_LIMITS))
+                rows.append(Row(proof.name, RIGHT, *tolerances.for_dtype(record.call.name, proof.dtype)))
+        if judged is not None and record.again is None:
+            return judged
+        if not is_doubtful:
+            return Outcome(Comparison(rows))
+        if record.again is None or not record.is_intact():
+            return Outcome(Comparison(failure="its tensors were changed before they could be looked at twice"))
+        return record.again()
+
+    def _judged(self, call: OpCall, sample: Sample) -> Outcome:
+        if sample.gradients is None:
+            return self._examiner.forward(call, sample.call)
+        return self._examiner.backward(call, sample.call, sample.gradients)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """The arithmetic of a proof is nobody's: no graph, no autocast."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+        yield
+
+
+def _device_of(proofs: Sequence[Proof]) -> torch.device:
+    first = proofs[0]
+    if isinstance(first, Measured):
+        return first.numbers.device
+    tensors = tensors_of(first)
+    return next((tensor.device for tensor in tensors if not tensor.is_cpu), torch.device("cpu"))
+
+
+class _InProgress(CallInProgress):
+    """`in_place`: a piece of what the call will change."""
+
+    __slots__ = ("in_place",)
+
+    def __init__(self, call: OpCall) -> None:
+        super().__init__(call)
+        with _undisturbed():
+            self.in_place = InPlace.of(call.name, self.live) if self.works_in_place else None
+
+
+def _for_backward(seen: ObservedCall, provable: Provable) -> ObservedCall:
+    """What is kept of a call: where its gradients do not depend on its numbers, their shapes are enough."""
+    if not provable.tensors():
+        given = seen.given.mapped(lambda tensor: hollow_like(tensor, tensor.device))
+        seen = replace(seen, given=given)
+    return seen.for_backward()
+
+
+class ByIdentities(Strategy):
+    """Proves calls on the device, without a reference."""
+
+    on_device = True
+
+    def __init__(self, examiner: Examiner, deliver: Deliver, memory: int) -> None:
+        super().__init__(examiner, deliver, memory, defers=False)
+        self._proofs = Proofs(examiner, deliver)
+
+    def before(self, call: OpCall) -> CallInProgress:
+        state = _InProgress(call)
+        if state.works_in_place:
+            self._proofs.will_change(state.live.tensors)
+        return state
+
+    def after(self, call: OpCall, state: CallInProgress) -> Pending | None:
+        assert isinstance(state, _InProgress)
+        if state.is_view(call):
+            self._deliver(call, self._examiner.view(call, state.observed(call, state.live, device_of(call))))
+            return None
+        seen = state.observed(call, state.live, None)
+        if state.in_place is not None:
+            with _undisturbed():
+                self._proofs.in_place(call.without_tensors(), state.in_place.after(seen))
+            return None
+        provable = None if seen.changed else self._proofs.forward(call, seen)
+        if provable is None:
+            self._deliver(call, Outcome(Comparison(skipped=_UNKNOWN)))
+            return None
+        return PendingProof(_for_backward(seen, provable), provable) if wants_gradients(call) else None
+
+    def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
+        assert isinstance(state, PendingProof)
+        if state.is_intact():
+            self._proofs.backward(call, state.seen, state.provable, gradients)
+
+    def close(self) -> None:
+        self._proofs.finish()

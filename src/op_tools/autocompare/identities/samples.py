@@ -1,0 +1,254 @@
+"""Ops whose elements have nothing to do with each other, and ops that move data: a part of a call, run on the CPU.
+
+A part is a piece of one row: a view, which takes no kernel. It is another one at each call, and more often than not the
+first or the last, where kernels that work in blocks go wrong. The ordinary verdict judges it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_tools.autocompare.arguments import Arguments
+from op_tools.autocompare.identities.projections import some
+from op_tools.autocompare.identities.proof import Proof, Sample
+from op_tools.autocompare.observed import ObservedCall
+from op_tools.core.gradients import Gradients
+from op_tools.ops import catalogue
+from op_tools.ops.catalogue import Trait
+from op_tools.ops.names import normalized
+from op_tools.values import trees
+
+_MAX_ELEMENTS = 4096
+_BY_ELEMENT = Trait.ELEMENTWISE | Trait.DROPOUT
+# exact ones that work by element, and copies
+_EXACT_BY_ELEMENT = frozenset({
+    "abs", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min",
+    "clone", "contiguous", "copysign", "eq", "floor", "ge", "gt", "hardtanh", "isfinite", "isinf", "isnan", "le",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "maximum", "minimum", "ne", "neg",
+    "relu", "relu6", "sgn", "sign", "signbit", "threshold", "trunc", "where",
+    "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool", "cuda",
+    "fill", "full_like", "ones_like", "zero", "zeros_like", "_fused_adam", "_fused_adamw", "_fused_sgd",
+})  # fmt: skip
+
+
+class Piece:
+    """A piece of one row of a shape, or of any tensor that is broadcast to it; of one tensor of each list."""
+
+    def __init__(self, shape: torch.Size, length: int = 0) -> None:
+        self._shape = shape
+        self._lead = tuple(some(1, size) for size in shape[:-1])
+        row = shape[-1] if shape else 1
+        self._count = min(row, _MAX_ELEMENTS)
+        self._start = some(self._count, row)
+        self._length = length  # of the lists; 0 where there are none
+
+    def at(self, number: int) -> Piece:
+        """The same, of this tensor of each list."""
+        self._number = number
+        return self
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A view."""
+        if not self._shape or tensor.dim() == 0:
+            return tensor.detach()
+        whole = tensor.detach().expand(self._shape)[self._lead]
+        return whole[self._start : self._start + self._count]
+
+    def covers(self, tensor: Tensor) -> bool:
+        """Whether it takes a part of this tensor, and repeats nothing."""
+        return tensor.shape == self._shape
+
+    def cut(self, value: Any, made: dict[int, Tensor]) -> Any:
+        """An argument: `made` has a copy of the piece of each tensor, so that one that comes twice is one here, too."""
+        if isinstance(value, Tensor):
+            if id(value) not in made:
+                asks = value.requires_grad and self.covers(value) and value.is_floating_point()
+                made[id(value)] = self.of(value).clone().requires_grad_(asks)
+            return made[id(value)]
+        if isinstance(value, (list, tuple)) and self._length and len(value) == self._length:
+            return [self.cut(value[self._number], made)]
+        return value
+
+    def arguments(self, given: Arguments, made: dict[int, Tensor]) -> Arguments:
+        args = tuple(self.cut(value, made) for value in given.args)
+        return Arguments(args, {name: self.cut(value, made) for name, value in given.kwargs.items()})
+
+
+def piece_of(name: str, given: Arguments, result: Any = None) -> Piece | None:
+    """Of a call by element; None for others. Before it runs there is no result."""
+    if not _is_by_element(name) or not given.tensors:
+        return None
+    length, number = 0, 0
+    first = next((value for value in given.args if isinstance(value, (Tensor, list, tuple))), None)
+    if isinstance(first, (list, tuple)):
+        length = len(first)
+        number = some(1, length)
+        if not length or not isinstance(first[number], Tensor):
+            return None
+        shape, parts = first[number].shape, _numbered(given, length, number)
+    elif not given.are_flat:
+        return None
+    else:
+        shape = given.tensors[0].shape if result is None else result.shape
+        parts = given.tensors
+    if 0 in shape or not all(_fits(tensor, shape) for tensor in parts):
+        return None
+    return Piece(shape, length).at(number)
+
+
+def _numbered(given: Arguments, length: int, number: int) -> list[Tensor]:
+    """The tensors that go into one place of the lists."""
+    found = []
+    for value in (*given.args, *given.kwargs.values()):
+        one = value[number] if isinstance(value, (list, tuple)) and len(value) == length else value
+        if isinstance(one, Tensor):
+            found.append(one)
+    return found
+
+
+class ByElement:
+    """One call whose elements have nothing to do with each other."""
+
+    def __init__(self, call: ObservedCall, piece: Piece) -> None:
+        made: dict[int, Tensor] = {}
+        self._piece = piece
+        given, result = piece.arguments(call.given, made), piece.cut(call.result, made)
+        self._call = replace(call, given=given, kept=None, result=result, given_on_device=None)
+        self._covered = [piece.covers(tensor) for tensor in call.given.tensors]
+        self._has_lists = not call.given.are_flat
+
+    @classmethod
+    def of(cls, call: ObservedCall) -> ByElement | None:
+        if call.changed or not isinstance(call.result, (Tensor, list, tuple)):
+            return None
+        piece = piece_of(call.name, call.given, call.result if isinstance(call.result, Tensor) else None)
+        return None if piece is None else cls(call, piece)
+
+    def forward(self) -> Iterator[Proof]:
+        yield Sample(self._call)
+
+    def backward(self, gradients: Gradients) -> Iterator[Proof]:
+        arrived = gradients.outputs[0]
+        if arrived is None or self._has_lists or not self._piece.covers(arrived):
+            return
+        flowed = [
+            None if one is None or not is_covered else self._piece.of(one).clone()
+            for one, is_covered in zip(gradients.inputs, self._covered)
+        ]
+        if any(one is not None for one in flowed):
+            yield Sample(self._call.for_backward(), Gradients(flowed, [self._piece.of(arrived).clone()]))
+
+    def tensors(self) -> list[Tensor]:
+        return []  # it has copies
+
+
+class InPlace:
+    """A call that works in place, by element: what its piece was before."""
+
+    def __init__(self, piece: Piece, live: Arguments) -> None:
+        self._piece, self._live = piece, live
+        self._given = piece.arguments(live, {})
+
+    @classmethod
+    def of(cls, name: str, live: Arguments) -> InPlace | None:
+        """Before the call."""
+        piece = piece_of(name, live)
+        return None if piece is None else cls(piece, live)
+
+    def after(self, seen: ObservedCall) -> Sample:
+        """`seen`: the call with what it has returned."""
+        made: dict[int, Tensor] = {}
+        kept = self._piece.arguments(self._live, made)
+        result = self._piece.cut(seen.result, made)
+        return Sample(replace(seen, given=self._given, kept=kept, result=result, changed=True))
+
+
+class Rows:
+    """Rows picked from a table: embedding and index_select along the first dimension."""
+
+    def __init__(self, call: ObservedCall, table: Tensor, picked: Tensor, result: Tensor) -> None:
+        self._call = call
+        self._table, self._picked, self._result = table.detach(), picked.detach(), result.detach()
+
+    @classmethod
+    def of(cls, call: ObservedCall) -> Rows | None:
+        args, kwargs, base = call.given.args, call.given.kwargs, normalized(call.name).base
+        if call.changed or not isinstance(call.result, Tensor) or not call.result.numel():
+            return None
+        if base == "embedding" and len(args) >= 2 and kwargs.get("max_norm") is None:
+            picked, table = args[:2]
+        elif base == "index_select" and len(args) == 3 and args[1] == 0:
+            table, _, picked = args
+        else:
+            return None
+        fits = isinstance(table, Tensor) and isinstance(picked, Tensor) and table.dim() == 2
+        return cls(call, table, picked, call.result) if fits else None
+
+    def forward(self) -> Iterator[Proof]:
+        """The values themselves, by another kernel: that of indexing."""
+        flat = self._picked.reshape(-1)
+        count = min(flat.numel(), max(1, _MAX_ELEMENTS // self._table.shape[1]))
+        start = some(count, flat.numel())
+        rows = flat[start : start + count]
+        table = self._table[rows]
+        numbers = torch.arange(count, device="cpu").to(rows.device)
+        base = normalized(self._call.name).base
+        args = (numbers, table) if base == "embedding" else (table, 0, numbers)
+        got = self._result.reshape(-1, self._table.shape[1])[start : start + count]
+        yield Sample(replace(self._call, given=Arguments(args, {}), kept=None, result=got))
+
+    def backward(self, gradients: Gradients) -> Iterator[Proof]:
+        return iter(())
+
+    def tensors(self) -> list[Tensor]:
+        return []
+
+
+def _is_by_element(name: str) -> bool:
+    return catalogue.has(name, _BY_ELEMENT) or normalized(name).base in _EXACT_BY_ELEMENT
+
+
+def _fits(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """Whether it has this shape, or is broadcast to it."""
+    if tensor.layout is not torch.strided or tensor.dim() > len(shape):
+        return False
+    pairs = zip(reversed(tensor.shape), reversed(shape))
+    return all(own in (1, whole) for own, whole in pairs)
+
+
+def host_copy(sample: Sample, copies: Iterator[Tensor]) -> Sample:
+    """The same sample with its tensors, in the order of `tensors_of`, on the host."""
+    call, made = sample.call, {}
+    device = next((tensor.device for tensor in tensors_of(sample) if not tensor.is_cpu), None)
+    for tensor in tensors_of(sample):
+        made[id(tensor)] = next(copies).requires_grad_(tensor.requires_grad)
+
+    def moved(tensor: Tensor) -> Tensor:
+        return made.get(id(tensor), tensor)
+
+    given = call.given.with_tensors([moved(tensor) for tensor in call.given.tensors])
+    kept = None if call.kept is None else call.kept.with_tensors([moved(tensor) for tensor in call.kept.tensors])
+    copied = replace(call, given=given, kept=kept, result=trees.map_tensors(moved, call.result), device=device)
+    if sample.gradients is None:
+        return Sample(copied)
+    inputs, outputs = (
+        [None if one is None else moved(one) for one in some_of]
+        for some_of in (sample.gradients.inputs, sample.gradients.outputs)
+    )
+    return Sample(copied, Gradients(inputs, outputs))
+
+
+def tensors_of(sample: Sample) -> list[Tensor]:
+    """Each once. Those of a call that waits for its gradients have no result that is worth a copy."""
+    call, gradients = sample.call, sample.gradients
+    found = [*call.given.tensors, *([] if call.kept is None else call.kept.tensors)]
+    if gradients is None or catalogue.has(call.name, Trait.DROPOUT):
+        found += trees.tensors(call.result)
+    if gradients is not None:
+        found += [one for one in (*gradients.inputs, *gradients.outputs) if one is not None]
+    return list({id(tensor): tensor for tensor in found}.values())

@@ -1,0 +1,170 @@
+"""Proofs by identities: results are checked by what must hold of them, without a reference."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import op_tools
+from ditorch.sim import faults
+
+
+@pytest.fixture
+def compared(tmp_path, device):
+    """Runs a program under the tool: its results."""
+
+    def run(program, reference="identities", **options):
+        with op_tools.OpAutoCompare(reference=reference, out=tmp_path, verbose=0, **options) as tool:
+            program()
+        return tool.results
+
+    return run
+
+
+class Model(nn.Module):
+    """A little of everything that has an identity."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.norm, self.other_norm = nn.LayerNorm(32), nn.RMSNorm(32)
+        self.mixed, self.out = nn.Linear(32, 96), nn.Linear(32, 32, bias=False)
+        self.convolution = nn.Conv1d(32, 32, 3, padding=1, groups=2)
+        self.image = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, numbers):
+        x = self.embedding(numbers)
+        query, key, value = self.mixed(self.norm(x)).view(*x.shape[:2], 3, 2, 16).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + self.convolution(F.gelu(self.other_norm(x)).transpose(1, 2)).transpose(1, 2)
+        shares, logarithms = torch.softmax(x, -1), torch.log_softmax(x, 1)
+        x = x + torch.bmm(shares @ shares.mT, logarithms) * 0.01
+        x = x + self.image(x.unsqueeze(1)).mean((1, 2, 3), keepdim=True).squeeze(1)
+        return self.head(F.dropout(x, 0.1)) + x.sum() * 1e-3
+
+
+def training(device, dtype=torch.float32, autocast=False, losses=None):
+    torch.manual_seed(0)
+    model = Model().to(device, dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    numbers = torch.randint(0, 50, (4, 16)).to(device)
+    for _ in range(2):
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            loss = F.cross_entropy(model(numbers).view(-1, 50), numbers.view(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if losses is not None:
+            losses.append(loss.item())
+
+
+@pytest.mark.parametrize("kernels", ["", "aten.*: remake"], ids=["own kernels", "another make"])
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": torch.bfloat16}, {"autocast": True}], ids=["float32", "bfloat16", "autocast"]
+)
+def test_a_healthy_program_is_proven_and_stays_the_same(compared, device, options, kernels):
+    plain, watched = [], []
+    with faults.inject(kernels) if kernels else torch.enable_grad():
+        training(device, losses=plain, **options)
+        results = compared(lambda: training(device, losses=watched, **options))
+    assert watched == plain
+    assert list(results) == []
+    assert {one["what"] for one in results.not_looked_at} <= {"torch.Tensor.item"}
+    assert results.facts["values"] > 300
+
+
+# a fault, and the op that is to blame; no other may be
+FAULTS = {
+    "aten.addmm: scale=1.001": {"torch.nn.functional.linear"},
+    "aten.mm: tail=0.1": {"torch.nn.functional.linear", "torch.Tensor.matmul"},
+    "aten.bmm: accumulate=bfloat16": {"torch.bmm", "torch.Tensor.matmul"},
+    "aten.native_layer_norm: epsilon=100": {"torch.nn.functional.layer_norm"},
+    "aten.native_layer_norm_backward: scale=1.001": {"torch.nn.functional.layer_norm"},
+    "aten._softmax: scale=1.0001": {"torch.softmax"},
+    "aten._softmax_backward_data: noise=1e-2": {"torch.softmax"},
+    "aten._log_softmax: round=bfloat16": {"torch.log_softmax", "torch.nn.functional.cross_entropy"},
+    "aten.gelu: round=bfloat16": {"torch.nn.functional.gelu"},
+    "aten.gelu_backward: scale=1.01": {"torch.nn.functional.gelu"},
+    "aten.embedding: index=1": {"torch.nn.functional.embedding"},
+    "aten.convolution: drop=bias": {"torch.nn.functional.conv1d", "torch.nn.functional.conv2d"},
+    "aten.convolution_backward: scale=1.001": {"torch.nn.functional.conv1d", "torch.nn.functional.conv2d"},
+    "aten.mean: scale=1.001": {"torch.Tensor.mean", "torch.nn.functional.rms_norm"},
+    "aten._foreach_addcdiv_: scale=1.01": {"torch._foreach_addcdiv_"},
+    "aten.nll_loss_forward: scale=1.01": {"torch.nn.functional.cross_entropy"},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_kernel_is_named_and_no_other(compared, device, fault):
+    with faults.inject(fault) as injection:
+        results = compared(lambda: training(device))
+    assert sum(injection.struck.values()), "the program does not use this kernel"
+    named = {row["op"] for row in results}
+    assert named
+    assert named <= FAULTS[fault]
+
+
+@pytest.mark.parametrize("fault", ["aten.addmm: scale=1.01", "aten.native_layer_norm: scale=1.01"])
+def test_the_device_as_reference_finds_a_kernel_that_is_wrong_in_every_dtype(compared, device, fault):
+    with faults.inject(fault):  # the reference in float64 is wrong as well
+        results = compared(lambda: training(device), reference="device")
+    assert {row["op"] for row in results} <= FAULTS.get(fault, set()) | {
+        "torch.nn.functional.linear", "torch.nn.functional.layer_norm",
+    }  # fmt: skip
+    assert list(results)
+
+
+def test_what_has_no_identity_is_said(compared, device):
+    results = compared(lambda: torch.linalg.svd(torch.eye(3, device=device)))
+    assert [(one["what"], one["reason"]) for one in results.not_looked_at if "svd" in one["what"]] == [
+        ("torch.linalg.svd", "no identity is known")
+    ]
+
+
+def test_nothing_is_kept_of_elementwise_ops_that_autograd_does_not_keep(device, tmp_path):
+    with op_tools.OpAutoCompare(reference="identities", out=tmp_path, verbose=0):
+        leaf = torch.ones(1000, device=device, requires_grad=True)
+        given = leaf * 2
+        gone = weakref.ref(given)
+        result = given + 1
+        del given
+        gc.collect()
+        assert gone() is None
+        result.sum().backward()
+
+
+def test_the_programs_random_numbers_stay_its_own(compared, device):
+    def drawn():
+        torch.manual_seed(3)
+        x = torch.randn(8, 8, device=device)
+        return (F.linear(x, x) + torch.randn(8, 8, device=device)).sum().item(), torch.rand(3).tolist()
+
+    found = []
+    compared(lambda: found.append(drawn()))
+    assert found == [drawn()]
+
+
+def test_nan_where_numbers_should_be_is_found(compared, device):
+    def program():
+        x = torch.randn(64, 32, device=device)
+        F.linear(x, torch.randn(16, 32, device=device))
+
+    with faults.inject("aten.mm: nan@one"):
+        results = compared(program)
+    assert [row["op"] for row in results] == ["torch.nn.functional.linear"]
+
+
+def test_infinite_inputs_are_no_fault(compared, device):
+    def program():
+        x = torch.randn(64, 32, device=device)
+        x[3, 4] = float("inf")
+        x[5, 6] = float("nan")
+        torch.softmax(F.linear(x, torch.randn(16, 32, device=device)), -1)
+
+    assert list(compared(program)) == []
