@@ -130,7 +130,7 @@ def test_numbers_from_the_host_are_baked_in(graph):
 
 
 def test_pinned_memory_is_read_and_written_in_each_replay(graph):
-    incoming, outgoing = torch.zeros(2).pin_memory(), torch.zeros(2).pin_memory()
+    incoming, outgoing = torch.zeros(2, pin_memory=True), torch.zeros(2, pin_memory=True)
     x = torch.zeros(2, device="sim")
 
     def body():
@@ -423,6 +423,7 @@ def test_a_capture_draws_nothing(graph):
     assert torch.equal(torch.sim.get_rng_state(), before)
 
 
+@pytest.mark.skipif(not hasattr(torch, "accelerator"), reason="before torch 2.6, checkpoint() asks CUDA for the device")
 def test_a_recomputed_block_draws_the_same_numbers_in_a_replay(graph):
     from torch.utils.checkpoint import checkpoint
 
@@ -470,7 +471,7 @@ ILLEGAL = {
     "bool": lambda x: bool(x[0] > 0),
     "to_host": lambda x: (x + 1).cpu(),
     "from_host": lambda x: torch.tensor([1.0, 2.0], device="sim"),
-    "pinned_but_blocking": lambda x: x.copy_(torch.zeros(2).pin_memory()),
+    "pinned_but_blocking": lambda x: x.copy_(torch.zeros(2, pin_memory=True)),
     "print": lambda x: str(x),
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
@@ -478,6 +479,7 @@ ILLEGAL = {
     "index_on_host": lambda x: x[torch.tensor([0, 1])],
     "unique": lambda x: torch.unique(x),
     "equal": lambda x: torch.equal(x, x + 1),
+    "to_sparse": lambda x: x.to_sparse(),
     "event": lambda x: recorded_event().synchronize(),
 }
 
@@ -508,7 +510,7 @@ def test_an_illegal_call_spoils_the_capture(graph):
         graph.capture_begin()
         with pytest.raises(RuntimeError, match=r"not permitted when stream is capturing\n.*tensor\.item\(\)") as error:
             x[0].item()
-        assert type(error.value).__name__ == "AcceleratorError"
+        assert type(error.value) is getattr(torch, "AcceleratorError", RuntimeError)  # torch 2.9 and newer
         with pytest.raises(RuntimeError, match="due to a previous error during capture"):
             x.add(1)
         with pytest.raises(RuntimeError, match=r"due to a previous error during capture\n.*tensor\.item\(\)"):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import re
 from datetime import timedelta
@@ -121,14 +122,28 @@ def _register_kernels(kernels: dict[str, Callable[..., Any]]) -> None:
     global _python_kernels
     _python_kernels = torch.library.Library("aten", "IMPL")
     for name, kernel in kernels.items():
-        if _is_operator(name):
-            _python_kernels.impl(name, kernel, "PrivateUse1")
+        operator = _operator(name)
+        if operator is not None:
+            _python_kernels.impl(name, _recorded(operator, kernel), "PrivateUse1")
 
 
-def _is_operator(name: str) -> bool:
-    """Whether this torch has the operator; older ones lack some."""
-    operator, _, overload = name.partition(".")
-    return hasattr(getattr(torch.ops.aten, operator, None), overload or "default")
+def _operator(name: str) -> torch._ops.OpOverload | None:
+    """None in an older torch that lacks it."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+
+
+def _recorded(operator: torch._ops.OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """While a graph is captured, the call is recorded as a whole."""
+    from ditorch.sim import graphs
+
+    @functools.wraps(kernel)
+    def run(*arguments: Any, **named: Any) -> Any:
+        if graphs.must_record():
+            return graphs.record(operator, *arguments, **named)
+        return kernel(*arguments, **named)
+
+    return run
 
 
 def _register_collectives(device_type: str, backend_name: str) -> None:

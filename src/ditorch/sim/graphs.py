@@ -28,6 +28,19 @@ def is_current_stream_capturing() -> bool:
     return _captures_under_way().value != 0 and bool(torch.ops.ditorch_sim.is_capturing())
 
 
+def must_record() -> bool:
+    """Whether a kernel in Python is called on a stream that is captured, and not by a call that is recorded already."""
+    return _captures_under_way().value != 0 and bool(torch.ops.ditorch_sim.must_record())
+
+
+def record(op: torch._ops.OpOverload, *arguments: Any, **named: Any) -> Any:
+    """Sends a kernel's call to the recorder, which calls the kernel again."""
+    return op.redispatch(_RECORDER, *arguments, **named)
+
+
+_RECORDER = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("CustomRNGKeyId"))  # as in csrc/capture.h
+
+
 @functools.cache
 def _captures_under_way() -> ctypes.c_int:
     """The C++ side's own count, because the question is asked often and an operator call takes its time."""

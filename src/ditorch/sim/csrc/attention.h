@@ -125,8 +125,8 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("_scaled_dot_product_fused_attention_overrideable", attention);
-  m.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward);
+  register_recorded(m, "_scaled_dot_product_fused_attention_overrideable", attention);
+  register_recorded(m, "_scaled_dot_product_fused_attention_overrideable_backward", attention_backward);
 }
 
 }  // namespace ditorch_sim

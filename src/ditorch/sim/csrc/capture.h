@@ -14,7 +14,8 @@
 
 namespace ditorch_sim {
 
-// A key between autograd and the device that no device uses: kernel calls of a thread whose stream is captured pass it.
+// A key that no device uses: kernels in Python send a call there that is to be recorded (ditorch/sim/graphs.py). It is
+// never in the way of calls: torch.compile takes another way of calls for another program.
 constexpr auto kRecorder = c10::DispatchKey::CustomRNGKeyId;
 
 // ---- errors: CUDA's numbers and words ------------------------------------------------------------------------------
@@ -210,20 +211,6 @@ inline CapturePtr capture_of(DeviceIndex device, StreamId stream) {
 }
 inline CapturePtr current_capture(DeviceIndex device) {
   return any_capture() ? capture_of(device, current_stream[device < 0 ? current_device : device]) : nullptr;
-}
-
-// Kernels of this thread pass the recorder while one of its streams is captured.
-inline void follow_streams() {
-  bool captured = false;
-  if (any_capture())
-    for (int device = 0; device < device_count() && !captured; device++) captured = current_capture(device) != nullptr;
-  if (captured != c10::impl::tls_is_dispatch_key_included(kRecorder))
-    c10::impl::tls_set_dispatch_key_included(kRecorder, captured);
-}
-
-inline void choose_stream(DeviceIndex device, StreamId stream) {
-  current_stream[device] = stream;
-  follow_streams();
 }
 
 // ---- what may not be done ------------------------------------------------------------------------------------------

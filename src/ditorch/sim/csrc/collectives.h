@@ -212,7 +212,7 @@ inline void register_collectives() {
     const auto op = dispatcher.findSchema(name);
     if (!op || !op->hasKernelForDispatchKey(DispatchKey::CPU)) continue;
     const auto full_name = c10::toString(name);
-    library->impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&collective>());
+    library->impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&recorded<&collective>>());
     for_sparse->impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&sparse_collective>());
   }
 }

@@ -64,7 +64,7 @@ TORCH_LIBRARY(ditorch_sim, m) {
   m.def("set_device(int device) -> ()", [](int64_t device) { set_current_device(device); });
   m.def("current_stream(int device) -> int", [](int64_t device) -> int64_t { return current_stream[device]; });
   m.def("set_stream(int device, int stream) -> ()", [](int64_t device, int64_t stream) {
-    choose_stream(device, stream);
+    current_stream[device] = stream;
     set_current_device(device);
   });
   m.def("stream_priority(int stream) -> int", [](int64_t stream) -> int64_t { return stream_priorities().get(stream); });

@@ -189,16 +189,40 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
   }
 }
 
-inline bool must_record() { return any_capture() && recorded_calls == 0 && current_capture(current_device); }
-inline void record(const OperatorHandle& op, Stack* stack);  // graph.h
+// ---- kernels of the device -----------------------------------------------------------------------------------------
+
+// Records a kernel's call if its stream is captured; false if not. Every kernel asks this first.
+inline bool record(const OperatorHandle& op, Stack* stack);  // graph.h
+inline bool is_recorded(const OperatorHandle& op, Stack* stack) { return any_capture() && record(op, stack); }
+
+template <void (*kernel)(const OperatorHandle&, Stack*)>
+void recorded(const OperatorHandle& op, Stack* stack) {
+  if (!is_recorded(op, stack)) kernel(op, stack);
+}
+
+inline OperatorHandle find_operator(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
+}
+
+// A kernel with C++ arguments.
+template <class Result, class... Arguments>
+void register_recorded(torch::Library& aten, const char* name, Result (*kernel)(Arguments...)) {
+  const auto op = find_operator(std::string("aten::") + name);
+  aten.impl(name, [op, kernel](Arguments... arguments) -> Result {
+    if (any_capture()) {
+      auto stack = c10::impl::boxArgs<Arguments...>(arguments...);
+      if (record(op, &stack)) return c10::impl::PopResult<Result>::call(stack);
+    }
+    return kernel(std::forward<Arguments>(arguments)...);
+  });
+}
 
 // One operator's kernel on the device: its schema is read once, when it is registered.
 class HostKernel final : public c10::OperatorKernel {
  public:
   HostKernel(const c10::FunctionSchema& schema, DispatchKey key) : signature_(schema), key_(key) {}
   void operator()(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
-    // a factory's way to the device does not pass the recorder
-    if (key_ == DispatchKey::CPU && must_record()) return record(op, stack);
+    if (key_ == DispatchKey::CPU && is_recorded(op, stack)) return;
     run_on_host(op, op, signature_, stack, key_);
   }
 
@@ -223,6 +247,7 @@ inline void register_host_kernels(torch::Library& library, KeyPair keys) {
 // For operators that come into being later (other libraries' custom ops); without a CPU kernel they are refused.
 template <DispatchKey key>
 void late_operator(const OperatorHandle& op, Stack* stack) {
+  if (key == DispatchKey::CPU && is_recorded(op, stack)) return;
   run_on_host(op, op, Signature(op.schema()), stack, key);
 }
 

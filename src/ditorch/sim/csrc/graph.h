@@ -1,7 +1,7 @@
 #pragma once
-// CUDA graphs. While a stream is captured, every call on its way to a kernel of the device is recorded: the operator,
-// its arguments as they lie in memory, and where its results lie. It also runs, to find out what the results look like;
-// when the capture ends, memory is as if it had not. A replay runs the same kernels on the same memory.
+// CUDA graphs. While a stream is captured, every call of a kernel of the device is recorded: the operator, its arguments
+// as they lie in memory, and where its results lie. It also runs, to find out what the results look like; when the
+// capture ends, memory is as if it had not. A replay runs the same kernels on the same memory.
 #include <ATen/ops/clone_ops.h>
 
 #include <cstdio>
@@ -62,7 +62,7 @@ inline Tensor baked(const Tensor& tensor) {
 
 // What a call is to the recorder.
 struct CallTraits {
-  bool copies, collective, allocates, resizes, by_itself, needs_values;
+  bool copies, collective, allocates, resizes, needs_values;
   Signature signature;
 
   explicit CallTraits(const OperatorHandle& op) : signature(op.schema()) {
@@ -71,8 +71,6 @@ struct CallTraits {
     collective = name.rfind("c10d::", 0) == 0;
     allocates = name.rfind("aten::empty", 0) == 0 || name == "aten::record_stream" || op.hasTag(at::Tag::inplace_view);
     resizes = allocates && name.find("resize") != std::string::npos;
-    // somebody's own kernel for the device, in Python or C++: the kernels that it calls are recorded
-    by_itself = name.rfind("aten::", 0) != 0 && !collective && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
     // SyncBatchNorm's running statistics are written, and its schemas do not say so
     for (size_t i = 0; i < op.schema().arguments().size(); i++)
       if (op.schema().arguments()[i].name().rfind("running_", 0) == 0) signature.owned.push_back(i);
@@ -131,7 +129,6 @@ inline void overwrite(const c10::Storage& target, const c10::Storage& source, co
 }
 
 inline void run_kernel(const OperatorHandle& op, Stack* stack) {
-  c10::impl::ExcludeDispatchKeyGuard guard(DispatchKeySet(kRecorder));
   RecordedCall inside;
   op.redispatchBoxed(DispatchKeySet(DispatchKey::PrivateUse1), stack);
 }
@@ -154,7 +151,6 @@ inline void record_call(const CapturePtr& capture, DeviceIndex device, const Ope
   std::vector<c10::Storage> before_writing;
   {
     RecordedCall inside;
-    c10::impl::ExcludeDispatchKeyGuard guard(DispatchKeySet(kRecorder));
     for (size_t i = 0; i < count; i++) {
       kept[i] = arguments[i];
       for_each_tensor(kept[i], [&](const Tensor& tensor) {
@@ -196,6 +192,7 @@ inline void record_call(const CapturePtr& capture, DeviceIndex device, const Ope
     });
   std::vector<c10::Storage> results;  // where each result lies, if not in an argument
   for (const Tensor& result : tensors_in(*stack, stack->size() - op.schema().returns().size())) {
+    if (on_device(result) && !has_memory(result)) refuse(*capture, c10::str(op.schema().name(), ", whose result is not dense,"));
     const bool fresh = has_memory(result) && std::none_of(given.begin(), given.end(), [&](const Tensor& tensor) {
       return tensor.unsafeGetTensorImpl()->has_storage() && tensor.storage().is_alias_of(result.storage());
     });
@@ -215,23 +212,21 @@ inline void record_call(const CapturePtr& capture, DeviceIndex device, const Ope
   capture->add(std::move(node));
 }
 
-// A factory that came to its kernel unrecorded.
-inline void record(const OperatorHandle& op, Stack* stack) {
-  record_call(current_capture(current_device), current_device, op, CallTraits(op), stack);
+inline bool record(const OperatorHandle& op, Stack* stack) {
+  if (recorded_calls != 0) return false;
+  const auto found = device_of(*stack, stack->size() - op.schema().arguments().size());
+  const auto device = found < 0 ? current_device : found;
+  const auto capture = current_capture(device);
+  if (capture) record_call(capture, device, op, CallTraits(op), stack);
+  return capture != nullptr;
 }
 
-inline void recorder(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const auto below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kRecorder);
-  const auto device = recorded_calls ? -1 : device_of(*stack, stack->size() - op.schema().arguments().size());
-  const auto capture = device < 0 ? nullptr : current_capture(device);
-  if (!capture) return op.redispatchBoxed(below, stack);
-  const CallTraits traits(op);
-  if (traits.by_itself) return op.redispatchBoxed(below, stack);
-  record_call(capture, device, op, traits, stack);
+inline void recorder(const OperatorHandle& op, Stack* stack) {
+  if (!record(op, stack)) op.redispatchBoxed(DispatchKeySet(DispatchKey::PrivateUse1), stack);
 }
 
-// Done for the first capture. Operators with a composite kernel would take that one at the recorder's key, and not the
-// device's; composite ones without a kernel of the device's are recorded by their parts.
+// Done for the first capture. Each of PyTorch's operators by name: at a key without a kernel of their own, some take one
+// that is composed of others.
 inline void register_recorder() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -239,13 +234,9 @@ inline void register_recorder() {
     others->fallback(torch::CppFunction::makeFromBoxedFunction<&recorder>());
     static auto* aten = new torch::Library(torch::Library::IMPL, "aten", kRecorder, __FILE__, __LINE__);
     auto& dispatcher = c10::Dispatcher::singleton();
-    for (const auto& name : dispatcher.getAllOpNames()) {
-      const auto op = dispatcher.findSchema(name);
-      if (name.name.rfind("aten::", 0) != 0 || !op || !op->hasKernelForDispatchKey(DispatchKey::PrivateUse1) ||
-          op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd))
-        continue;
-      aten->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&recorder>());
-    }
+    for (const auto& name : dispatcher.getAllOpNames())
+      if (name.name.rfind("aten::", 0) == 0 && dispatcher.findSchema(name))
+        aten->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&recorder>());
   });
 }
 
@@ -340,7 +331,6 @@ class Graph {
       captured_streams().captures[{device, stream}] = capture_;
       captures_under_way++;
     }
-    follow_streams();
   }
 
   void capture_end() {
@@ -443,7 +433,6 @@ class Graph {
         entry = entry->second == capture ? captures.erase(entry) : std::next(entry);
       captures_under_way--;
     }
-    follow_streams();
     for (auto& [state, count] : capture->recording->random) count = state->in_graph;
     capture->restore();
     return capture;
@@ -539,6 +528,7 @@ inline void queue_sleep(int64_t nanoseconds) {
 TORCH_LIBRARY_FRAGMENT(ditorch_sim, m) {
   m.def("register_accelerator_graph() -> ()", &register_accelerator_graph);
   m.def("is_capturing() -> bool", []() -> bool { return current_capture(current_device) != nullptr; });
+  m.def("must_record() -> bool", []() -> bool { return recorded_calls == 0 && current_capture(current_device); });
   m.def("captures_under_way() -> int", [] { return reinterpret_cast<int64_t>(&captures_under_way); });  // where it stands
   m.def("graph_pool_handle() -> (int, int)", [] { return std::make_tuple(int64_t(0), new_pool_number()); });
   m.def("graph_new(bool keep) -> int", [](bool keep) -> int64_t { return graphs().add(keep); });

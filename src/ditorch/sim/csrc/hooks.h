@@ -35,7 +35,6 @@ inline void wait_in_capture(const Event& event, DeviceIndex device, StreamId str
     std::lock_guard<std::mutex> lock(captured_streams().mutex);
     captured_streams().captures[{device, stream}] = theirs;
   }
-  follow_streams();
 }
 
 inline void check_not_captured(const Event& event, const char* what) {
@@ -80,7 +79,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Stream getStreamFromGlobalPool(Device device, bool) const override { return getNewStream(device, 0); }
   Stream exchangeStream(Stream stream) const noexcept override {
     const Stream before = getStream(stream.device());
-    choose_stream(stream.device_index(), stream.id());
+    current_stream[stream.device_index()] = stream.id();
     return before;
   }
   bool queryStream(const Stream& stream) const override {

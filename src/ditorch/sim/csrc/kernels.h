@@ -183,8 +183,6 @@ inline void histc(const OperatorHandle& op, Stack* stack) {
   torch::jit::push(*stack, aliases.to_device(counts, input.device().index()));
 }
 
-inline OperatorHandle find_operator(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
-
 // Convolutions reach a PrivateUse1 device under these two names of their own.
 inline void convolution(const OperatorHandle& op, Stack* stack) {
   static const auto kernel = find_operator("aten::convolution");
@@ -217,8 +215,8 @@ inline void linalg_svd(const OperatorHandle& op, Stack* stack) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
-  m.impl("_copy_from", copy_from);
-  m.impl("_copy_from_and_resize", copy_from_and_resize);
+  register_recorded(m, "_copy_from", copy_from);
+  register_recorded(m, "_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", item);
   m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
   m.impl("record_stream", record_stream);
@@ -233,13 +231,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", set_storage);
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("set_", set_nothing);
-  m.impl("native_dropout", native_dropout);
-  m.impl("_linalg_svd", torch::CppFunction::makeFromBoxedFunction<&linalg_svd>());
-  m.impl("_linalg_svd.U", torch::CppFunction::makeFromBoxedFunction<&linalg_svd>());
-  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
-  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
-  m.impl("_lazy_clone", lazy_clone);
-  m.impl("histc", torch::CppFunction::makeFromBoxedFunction<&histc>());
+  register_recorded(m, "native_dropout", native_dropout);
+  m.impl("_linalg_svd", torch::CppFunction::makeFromBoxedFunction<&recorded<&linalg_svd>>());
+  m.impl("_linalg_svd.U", torch::CppFunction::makeFromBoxedFunction<&recorded<&linalg_svd>>());
+  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&recorded<&convolution>>());
+  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&recorded<&convolution_backward>>());
+  register_recorded(m, "_lazy_clone", lazy_clone);
+  m.impl("histc", torch::CppFunction::makeFromBoxedFunction<&recorded<&histc>>());
   register_host_kernels(m, kDense);
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

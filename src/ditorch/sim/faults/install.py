@@ -158,6 +158,9 @@ class BrokenKernel:
 
         if is_undisturbed():
             return run(*args, **kwargs)
+        recorder = _recorder(self.device_type)
+        if recorder is not None:
+            return recorder(self.op, *self._with_tensors(args), **kwargs)
         for installed in self.faults:
             run = self._wrapped(installed, run)
         return run(*args, **kwargs)
@@ -297,6 +300,17 @@ def _current_device_type(faults: str) -> str:
         f"There is no accelerator whose kernels '{faults}' could break: start the simulated one first "
         "(ditorch.sim.start()), or name a device (inject(…, device='cpu'))."
     )
+
+
+def _recorder(device_type: str) -> Callable[..., Any] | None:
+    """Where a call goes that is captured in a graph of the simulated accelerator: replays are to be broken, too."""
+    from ditorch import sim
+
+    if sim.started_as() != device_type:
+        return None
+    from ditorch.sim import graphs
+
+    return graphs.record if graphs.must_record() else None
 
 
 def _phase() -> str:
