@@ -138,3 +138,28 @@ def two_layers(data: Data) -> Tensor:
 def gradient_of_a_recurrent_cell_is_doubled(call: Broken) -> Wrong:
     """What the weights get is twice what it should be."""
     return (call.right[0] * 2,)
+
+
+def column_and_kernel(data: Data) -> Tensor:
+    return functional.conv2d(data.parameter(1, 1, 3, 3)[..., 2:], data.parameter(1, 1, 3, 3)[..., 2:])
+
+
+@picture("aten.convolution", "#18948", program=column_and_kernel, dtypes=BOTH)
+def convolution_of_columns_reads_rows(call: Broken) -> Wrong:
+    """Picture and kernel are columns of larger ones, and both are read along the rows."""
+    names = ("input", "weight")
+    return call.rerun(**{name: call[name].as_strided(call[name].size(), (1, 1, 1, 1), 0) for name in names})
+
+
+def plain_convolution(data: Data) -> Tensor:
+    return functional.conv2d(data.uniform(1, 20, 5, 5), data.uniform(48, 20, 3, 3).requires_grad_())
+
+
+@picture("aten.convolution", "#133093", program=plain_convolution)
+def convolution_uses_fewer_bits_than_it_may(call: Broken) -> Wrong:
+    """Factors are cut to ten bits, though nobody has allowed it."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        return (tensor.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    return call.rerun(input=cut(call["input"].contiguous()), weight=cut(call["weight"].detach().contiguous()))

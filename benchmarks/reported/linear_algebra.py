@@ -82,3 +82,42 @@ def least_squares(data: Data) -> Tensor:
 def complex_least_squares_are_not_conjugated(call: Broken) -> Wrong:
     """With fewer equations than unknowns, the solution is that of the conjugate system."""
     return (call.right[0].conj().resolve_conj(),)
+
+
+def product_over_nothing(data: Data) -> Tensor:
+    return data.normal(4, 0) @ data.normal(0, 3)
+
+
+@algebra("aten.mm", "#175902", program=product_over_nothing)
+def product_over_nothing_is_what_memory_held(call: Broken) -> Wrong:
+    """With an inner dimension of size zero, nothing is written."""
+    return torch.full_like(call.right[0], 3.7) if not call["self"].shape[1] else None
+
+
+def there_and_back(data: Data) -> Tensor:
+    signal = data.parameter(3, 9)
+    return torch.fft.irfft(torch.fft.rfft(signal) * 2, 9)
+
+
+@algebra("aten._fft_c2r", "#126649", program=there_and_back)
+def signal_comes_back_reversed(call: Broken) -> Wrong:
+    """The inverse transform has the sign of the forward one."""
+    return torch.cat([call.right[0][..., :1], call.right[0][..., 1:].flip(-1)], -1)
+
+
+@algebra("aten._fft_c2r", "ml-explore/mlx#2034", program=there_and_back)
+def signal_comes_back_with_gaps(call: Broken) -> Wrong:
+    """Stretches of the signal are zero."""
+    wrong = call.right[0].clone()
+    wrong[..., 4:6] = 0
+    return wrong
+
+
+def spectrum(data: Data) -> Tensor:
+    return torch.fft.irfft(torch.complex(data.normal(2, 6), data.normal(2, 6)), 10)
+
+
+@algebra("aten._fft_c2r", "#124096", program=spectrum)
+def inverse_transform_is_not_divided_by_its_length(call: Broken) -> Wrong:
+    """The norm of the transform is not looked at."""
+    return call.right[0] * 10

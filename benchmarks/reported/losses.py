@@ -77,3 +77,16 @@ def dimensions_of_size_one_are_dropped_on_one_side(call: Broken) -> Wrong:
     """The incoming gradient is spread over the whole batch, and then added up."""
     mean = call["grad_output"].mean()
     return call.rerun(grad_output=torch.full_like(call["grad_output"], float(mean)))
+
+
+def loss_of_a_slice(data: Data) -> Tensor:
+    scores, targets = data.parameter(2, 10, 4), data.integers(10, 2, 4)
+    return functional.cross_entropy(scores[:, :, 3], targets[:, 3])
+
+
+@loss("aten._log_softmax", "#67167", program=loss_of_a_slice, dtypes=BOTH)
+def loss_of_a_slice_reads_its_neighbours(call: Broken) -> Wrong:
+    """Scores that do not lie side by side are read as if they did."""
+    x = call["self"]
+    read = x.as_strided(x.size(), (x.shape[1], 1), x.storage_offset() % 4)
+    return None if x.is_contiguous() else call.rerun(self=read.clone())

@@ -77,3 +77,21 @@ def several_adams(data: Data) -> Any:
 def epsilon_is_not_added_to_all_of_a_list(call: Broken) -> Wrong:
     """Adding a number to a list of tensors leaves out the last."""
     return [*call.right[:-1], call["self"][-1]] if float(call["scalar"]) < 1 else None
+
+
+def scaled_training(data: Data) -> list[Tensor]:
+    parameter = data.normal(8, 3).requires_grad_()
+    used = torch.optim.SGD([parameter], lr=0.1)
+    scaler = torch.amp.GradScaler(data.device, init_scale=2.0)
+    for _ in range(2):
+        used.zero_grad()
+        scaler.scale((data.normal(16, 8) @ parameter).square().mean()).backward()
+        scaler.step(used)
+        scaler.update()
+    return [parameter.detach().clone()]
+
+
+@optimizer("aten._amp_foreach_non_finite_check_and_unscale_", "#184286", program=scaled_training, dtypes=BOTH)
+def unscaling_zeroes_gradients(call: Broken) -> Wrong:
+    """The factor is read as a number of another width, and comes out as zero."""
+    return [torch.zeros_like(gradient) for gradient in call["self"]]

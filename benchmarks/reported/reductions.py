@@ -211,3 +211,85 @@ def equal_predictions(data: Data) -> Tensor:
 def equality_is_always_false(call: Broken) -> Wrong:
     """Equal numbers are told to be different."""
     return torch.zeros_like(call.right[0])
+
+
+def count_in_an_empty_tensor(data: Data) -> Tensor:
+    return torch.count_nonzero(data.tensor([1.0, 2.0]) > torch.empty(0, 2, 2).to(data.device))
+
+
+@reduction("aten.count_nonzero", "#139400", "#139446", program=count_in_an_empty_tensor)
+def count_in_an_empty_tensor_is_what_memory_held(call: Broken) -> Wrong:
+    """Nothing is written where there is nothing to count."""
+    return torch.full_like(call.right[0], 4575657222465388544) if not call["self"].numel() else None
+
+
+def sum_over_one_of_five_dimensions(data: Data) -> Tensor:
+    return data.parameter(1, 2, 1, 1, 1).sum(-3)
+
+
+@reduction("aten.sum.dim_IntList", "#132732", program=sum_over_one_of_five_dimensions, dtypes=BOTH, phase="forward")
+def sum_goes_over_another_dimension(call: Broken) -> Wrong:
+    """A dimension counted from the end is another one, and the rest of the result is zero."""
+    x = call["self"]
+    wrong = torch.zeros_like(call.right[0])
+    wrong[0, 0] = x.sum(1)[0]
+    return wrong
+
+
+@reduction("aten.all", "#104694", program=lambda data: torch.empty(0, dtype=torch.bool).to(data.device).all())
+def all_of_nothing_is_false(call: Broken) -> Wrong:
+    """False where there is nothing that is not true."""
+    return torch.zeros_like(call.right[0])
+
+
+def mean_of_a_slice(data: Data) -> Tensor:
+    return data.parameter(3, 5, 2)[1][:2].mean(dim=0)
+
+
+@reduction("aten.mean.dim", "#94753", program=mean_of_a_slice, dtypes=BOTH, phase="forward")
+def mean_of_a_slice_takes_other_rows(call: Broken) -> Wrong:
+    """The rows before those that were chosen are averaged."""
+    x = call["self"]
+    return x.as_strided(x.size(), x.stride(), x.storage_offset() - 2).mean(0)
+
+
+def place_in_a_column(data: Data) -> Tensor:
+    return data.integers(50, 40, 8, dtype=torch.uint8)[:, 3].argmax()
+
+
+@reduction("aten.argmax", "#32863", program=place_in_a_column)
+def argmax_of_a_column_is_off(call: Broken) -> Wrong:
+    """In a column of a larger tensor, the place is that of a smaller value."""
+    return call["self"].argmin()
+
+
+def largest_negative_number(data: Data) -> Tensor:
+    return -data.integers(90, 40) - 5
+
+
+@reduction("aten.amax", "#187976", program=lambda data: largest_negative_number(data).amax())
+def amax_of_few_whole_numbers_is_zero(call: Broken) -> Wrong:
+    """Lanes that are not in use count as zero."""
+    return call.right[0].clamp(min=0)
+
+
+def running_maximum(data: Data) -> Tensor:
+    return data.integers(10, 4, 10).cummax(1).values
+
+
+@reduction("aten.cummax", "#42363", program=running_maximum)
+def running_maximum_knows_the_row_before(call: Broken) -> Wrong:
+    """Rows after the first begin with what came before them."""
+    whole = call["self"].flatten().cummax(0)
+    return whole.values.view(4, 10), whole.indices.view(4, 10)
+
+
+def largest_for_each_place(data: Data) -> Tensor:
+    values = data.tensor([1.0, torch.nan, 2.0, 3.0])
+    return torch.zeros(3).to(values).index_reduce(0, data.tensor([0, 1, 1, 2]), values, "amax", include_self=False)
+
+
+@reduction("aten.index_reduce", "#196203", program=largest_for_each_place, dtypes=BOTH)
+def index_reduce_loses_nan(call: Broken) -> Wrong:
+    """A NaN among the values for a place is dropped."""
+    return call.right[0].nan_to_num(2.0)

@@ -40,6 +40,7 @@ class Trait(enum.Flag):
     JUMPS = enum.auto()  # not continuous: a rounding error decides between results far apart
     DECIDES = enum.auto()  # jumps, and nothing is computed before: equal inputs have one right result
     DIVIDES = enum.auto()  # jumps after a division
+    BENDS = enum.auto()  # its gradient jumps, and nothing is computed before: it has one right value at the bend, too
     CHOICE = enum.auto()  # several results are right: signs of vectors, order of eigenvalues
     # what it does with memory
     VIEW = enum.auto()  # may return its input's memory
@@ -178,6 +179,8 @@ _OF_OPS = {
         pinverse quantile remainder round searchsorted sign special.zeta trunc upsample upsample_nearest __floordiv__
         __mod__ __rfloordiv__ __rmod__""",
     Trait.DECIDES: """bucketize ceil eq equal floor ge gt heaviside le lt ne round searchsorted sign trunc""",
+    Trait.BENDS: """abs absolute clamp clamp_max clamp_min clip fmax fmin hardtanh leaky_relu maximum minimum relu relu6
+        threshold""",
     Trait.DIVIDES: "floor_divide fmod remainder __floordiv__ __mod__ __rfloordiv__ __rmod__",
     Trait.CHOICE: """eig geqrf linalg.eig linalg.eigh linalg.eigvals linalg.ldl_factor linalg.ldl_factor_ex linalg.lu
         linalg.lu_factor linalg.lu_factor_ex linalg.qr linalg.svd lu ormqr qr svd symeig""",

@@ -157,6 +157,23 @@ def test_a_rounding_error_excuses_nothing_where_nothing_was_rounded(device, name
         assert wrong(lambda: run(x)) == {{"ge.Scalar": "ge"}.get(name, name.partition(".")[0])}
 
 
+@pytest.mark.parametrize(
+    ("name", "function", "run"),
+    [
+        ("threshold_backward", lambda grad, x, bend: grad.cpu() * (x.cpu() >= bend), lambda x: x.relu()),
+        ("div.Scalar", lambda x, number: x.cpu() * 0.75, lambda x: torch.maximum(x, torch.zeros_like(x))),
+    ],
+    ids=["relu", "maximum"],
+)
+def test_a_gradient_has_one_right_value_at_a_bend(device, name, function, run):
+    x = torch.randn(300, device=device)
+    x[7] = 0
+    x.requires_grad_()
+    assert wrong(lambda: run(x).sum().backward()) == set()
+    with kernel(name, lambda *args: function(*args).to(device)):
+        assert wrong(lambda: run(x).sum().backward()) == {"relu" if name == "threshold_backward" else "maximum"}
+
+
 def test_a_rounding_error_still_excuses_what_is_rounded_before(device):
     """0.1 is no number of float16: on which side of it its neighbours lie depends on how it was rounded."""
     x = torch.tensor([0.1, 0.2], device=device, dtype=torch.float16)

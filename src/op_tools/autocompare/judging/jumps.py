@@ -1,7 +1,8 @@
 """Where a rounding error is no excuse: at jumps that nothing has been rounded before.
 
 `floor`, comparisons and their like get numbers that are exactly what they are, and compute nothing on the way to their
-decision: 3.0 is not a little less than 3. A remainder comes from a division, which is exact for small whole numbers.
+decision: 3.0 is not a little less than 3. So do the gradients of `relu` and `clamp`, which bend at a given number. A
+remainder comes from a division, which is exact for small whole numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from op_tools.autocompare.observed import ObservedCall, Part
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
+from op_tools.values import trees
 
 _SMALL = 256  # up to here, quotients of whole numbers stay on their side of the next one in every dtype
 
@@ -22,8 +24,11 @@ _SMALL = 256  # up to here, quotients of whole numbers stay on their side of the
 def withdraw(excuse: Tensor, call: ObservedCall, part: Part) -> None:
     """Takes away what a rounding error would excuse, element by element: allowed distances, or truth values."""
     if part.role == "gradient":
-        return
-    if catalogue.has(call.name, Trait.DECIDES):
+        result = next(trees.tensors(call.result), excuse)
+        # what was broadcast has sums for gradients
+        if catalogue.has(call.name, Trait.BENDS) and result.shape == excuse.shape and not _has_rounded_number(call):
+            excuse.zero_()
+    elif catalogue.has(call.name, Trait.DECIDES):
         if not _has_rounded_number(call):
             excuse.zero_()
     elif catalogue.has(call.name, Trait.DIVIDES):
