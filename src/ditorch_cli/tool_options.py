@@ -34,7 +34,7 @@ class Option:
         """What the option with this value sets."""
         if value is None or value is False or self.variable is None:
             return {}
-        return {self.variable: str(value)}
+        return {self.variable: "1" if value is True else str(value)}
 
 
 class _Fallback(Option):
@@ -53,11 +53,17 @@ class _Cast(Option):
 OPTIONS: tuple[Option, ...] = (
     Option(
         "--autocompare",
-        "compare every op with the CPU in higher precision, or with the device itself, which is faster; device,cpu: the "
-        "CPU confirms what the device finds; identities: only what must hold of a result, for a pass over the data",
+        "compare every op with the CPU in higher precision, or with the device itself, which is faster; device,cpu: "
+        "the CPU confirms what the device finds; identities: only what must hold of a result, for a pass over the data",
         "OP_AUTOCOMPARE_REFERENCE",
         "autocompare",
         choices=("cpu", "device", "device,cpu", "identities"),
+    ),
+    Option(
+        "--until-covered",
+        "compare no longer than until each call of a training step has been compared, forward and backward",
+        "OP_AUTOCOMPARE_UNTIL_COVERED",
+        "autocompare",
     ),
     Option(
         "--capture",
@@ -112,7 +118,7 @@ def variables(values: dict[str, Any]) -> dict[str, str]:
         found.update(option.variables(value))
         if option.tool and value not in (None, False):
             tools.append(option.tool)
-    return {**found, **({"OP_TOOLS": ",".join(tools)} if tools else {})}
+    return {**found, **({"OP_TOOLS": ",".join(dict.fromkeys(tools))} if tools else {})}
 
 
 class ToolCommand(click.Command):

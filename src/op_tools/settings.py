@@ -216,7 +216,13 @@ AUTOCOMPARE_MEMORY = Setting(
     "OP_AUTOCOMPARE_MEMORY",
     4 * 2**30,
     _bytes,
-    "host memory for calls that wait for gradients or for a worker process; beyond it, gradients are not compared",
+    "memory for calls that wait for gradients or for a worker process; beyond it, each step takes other calls",
+)
+AUTOCOMPARE_UNTIL_COVERED = Setting(
+    "OP_AUTOCOMPARE_UNTIL_COVERED",
+    False,
+    switch,
+    "1: OpAutoCompare ends its work when each call of a step has been compared, forward and backward",
 )
 AUTOCOMPARE_FAIL = Setting(
     "OP_AUTOCOMPARE_FAIL", False, switch, "1: OpAutoCompare raises at stop if something is wrong, for CI"

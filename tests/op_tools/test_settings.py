@@ -50,6 +50,7 @@ CASES = {
         {"device": "device", "device,cpu": "device,cpu"},
         {"gpu": "it must be one of cpu, device, device,cpu, identities"},
     ),
+    "OP_AUTOCOMPARE_UNTIL_COVERED": (False, SWITCH, NOT_A_SWITCH),
     "OP_AUTOCOMPARE_ONCE": (False, SWITCH, NOT_A_SWITCH),
     "OP_AUTOCOMPARE_EVERY": (1, {"100": 100}, NOT_POSITIVE),
     "OP_AUTOCOMPARE_WORKER": (0, {"2": 2}, NOT_WHOLE),

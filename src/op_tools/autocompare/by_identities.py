@@ -168,7 +168,7 @@ class Proofs:
             outcome = Outcome(Comparison(failure="the device's memory did not suffice"))
             if found is not None:
                 outcome = self._outcome(record, numbers, copies)
-            if outcome.comparison.is_wrong or not self._only_wrong:
+            if outcome.comparison.is_wrong or outcome.comparison.failure or not self._only_wrong:
                 self._deliver(record.call, outcome)
 
     def _outcome(self, record: _Pending, numbers: Iterator[list[float]], copies: Iterator[Tensor]) -> Outcome:
@@ -265,6 +265,9 @@ class ByIdentities(Strategy):
         assert isinstance(state, PendingProof)
         if state.is_intact():
             self._proofs.backward(call, state.seen, state.provable, gradients)
+
+    def parameters_will_change(self) -> None:
+        self._proofs.finish()
 
     def close(self) -> None:
         self._proofs.finish()

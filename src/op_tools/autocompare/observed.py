@@ -181,10 +181,11 @@ class ObservedCall:
 
     # ---- the same call in another form -------------------------------------------------------------------------------
 
-    def bytes(self) -> int:
-        """The memory that it takes."""
+    def bytes(self, are_copies: bool = True) -> int:
+        """The memory that it takes. Parameters are there in any case, where they are not copied."""
         result = self.result
-        return bytes_taken(self.given.tensors + ([result] if isinstance(result, Tensor) else tensors_in((result,))))
+        given = [one for one in self.given.tensors if are_copies or not (one.is_leaf and one.requires_grad)]
+        return bytes_taken(given + ([result] if isinstance(result, Tensor) else tensors_in((result,))))
 
     def depends_on_layout(self) -> bool:
         """True where a copy of the arguments that lies differently in memory means something else."""

@@ -80,6 +80,10 @@ class OnDevice(Strategy):
         else:
             self._deliver(call, self._examiner.backward(call, seen, gradients, gradients, reference))
 
+    def parameters_will_change(self) -> None:
+        self._proofs.finish()
+        super().parameters_will_change()
+
     def close(self) -> None:
         self._proofs.finish()
         super().close()

@@ -269,6 +269,7 @@ class Summary:
         self.values = 0
         self.not_close = 0
         self.skipped = 0
+        self.coverage = ""  # where the calls of a step are compared in turns
 
     def add(self, call: OpCall, comparison: Comparison, saved: Sequence[str] = ()) -> int:
         """Takes a comparison in; returns how many calls at this place are wrong, with this one."""
@@ -321,8 +322,9 @@ class Summary:
         with self._lock:
             ranked = self.ranked()
             left_out = [(name, calls, reason) for (name, reason), calls in self._not_compared.items()]
-        if gradients_left_out:
-            left_out.append(("gradients", gradients_left_out, "the memory for calls that wait is full"))
+        if gradients_left_out and not self.coverage.startswith("coverage: all"):
+            reason = f"the memory for calls that wait is full; {self.coverage}" if self.coverage else "no memory"
+            left_out.append(("gradients", gradients_left_out, reason))
         rows = [astuple(one) for one in ranked]
         facts = {"values": self.values, "wrong_calls": self.wrong_calls, "not_allclose": self.not_close}
         return Results("OpAutoCompare", _COLUMNS, rows, self.calls, left_out, files, **facts)
@@ -336,6 +338,8 @@ class Summary:
         ]
         if self.skipped:
             lines.append(f"{self.skipped:,} random or uninitialised results have nothing to be compared with")
+        if self.coverage:
+            lines.append(self.coverage)
         for name, (reason, count) in sorted(self._failures.items()):
             lines.append(f"could not be compared: {name} ({count:,} calls): {reason}")
         if ranked:

@@ -115,6 +115,11 @@ class Strategy:
         """In backward, with the gradients at the call's edge."""
         raise NotImplementedError
 
+    def parameters_will_change(self) -> None:
+        """Decides what waits and may have to look at parameters again."""
+        if self._deferred is not None and self.on_device:
+            self._deferred.finish()
+
     def close(self) -> None:
         """Decides everything that waits."""
         if self._deferred is not None:
@@ -141,7 +146,7 @@ class Strategy:
         if seen.depends_on_layout():
             return None
         kept = seen.for_backward()
-        return self._pending.add(kept, kept.bytes(), reference)
+        return self._pending.add(kept, kept.bytes(are_copies=not self.on_device), reference)
 
     def _compare_lists(self, call: OpCall, seen: ObservedCall) -> None:
         """An optimizer's op on lists, each of them as one tensor; only if that is wrong, tensor by tensor."""
@@ -200,8 +205,8 @@ class PendingCalls:
                 messages.complain_once(
                     "autocompare",
                     "memory",
-                    text=f"OpAutoCompare: {self._used:,} bytes of inputs wait for gradients; until some have come, "
-                    "those of further calls are not compared (OP_AUTOCOMPARE_MEMORY, or memory=, sets the limit)",
+                    text=f"OpAutoCompare: {self._used:,} bytes of inputs wait for gradients: the calls of a step are "
+                    "compared in turns, others in each step (OP_AUTOCOMPARE_MEMORY, or memory=, sets the limit)",
                 )
                 return None
             self._used += size

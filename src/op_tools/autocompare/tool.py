@@ -26,6 +26,7 @@ from op_tools.autocompare.on_host import OnHost
 from op_tools.autocompare.prefilter import first_look
 from op_tools.autocompare.reference import runs
 from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy
+from op_tools.autocompare.turns import Turns, UntilCovered
 from op_tools.autocompare.workers.pool import Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
@@ -51,8 +52,9 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
     `reference`: "cpu", "device" (the same device in higher precision), "device,cpu" (the CPU confirms) or "identities"
     (none: what must hold of a result is checked on the device). `once`: each distinct call once. `every`: only every
     N-th step. `worker`: this many processes compare while training goes on. `memory`: bytes of host memory for calls
-    that wait. `fail`: `stop` raises DifferenceFound if something is wrong. Their variables are
-    OP_AUTOCOMPARE_REFERENCE, _ONCE, _EVERY, _WORKER, _MEMORY and _FAIL.
+    that wait: where it does not suffice, each step takes other calls. `until_covered`: no longer than until each call
+    of a step has been compared. `fail`: `stop` raises DifferenceFound if something is wrong. Their variables are
+    OP_AUTOCOMPARE_REFERENCE, _ONCE, _EVERY, _WORKER, _MEMORY, _UNTIL_COVERED and _FAIL.
     """
 
     feature = "autocompare"
@@ -70,10 +72,12 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
         worker: int | None = None,
         memory: int | None = None,
         fail: bool | None = None,
+        until_covered: bool | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
         self._options = (reference, once, every, worker, memory, fail)
+        self._until_covered = until_covered
         self.summary = report.Summary()
 
     # -- start and stop -----------------------------------------------------------------------------------------------
@@ -93,6 +97,10 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
                 raise SettingError(f"{name}={number!r} cannot be used: it is a whole number, {least} or more")
         if every > 1:
             self.steps = _Every(every, self.steps)
+        self._turns: Turns | None = None  # until they are needed
+        if settings.argument("until_covered", self._until_covered, settings.AUTOCOMPARE_UNTIL_COVERED):
+            self._turns = Turns()
+            self.steps = UntilCovered(self._turns, self.steps)
         if count and reference != "cpu":
             raise SettingError("worker processes compare with the CPU: worker= needs reference='cpu'")
         first_look.choose_way()
@@ -133,6 +141,7 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
         atexit.unregister(self._fail_at_exit)
         with failure.tolerated():
             self._strategy.close()
+        self.summary.coverage = "" if self._turns is None else self._turns.text()
         self._report.close(is_shown=self.verbose >= 1)
         found = self.summary.ranked()
         if self._fail and found:
@@ -172,13 +181,27 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
     def before(self, call: OpCall) -> CallInProgress | None:
         if (self._once and self._is_known(call)) or catalogue.has(call.name, Trait.EMPTY):
             return None
+        if self._turns is not None and not self._turns.takes(call):
+            return None
         return self._strategy.before(call)
 
     def after(self, call: OpCall, state: CallInProgress | None) -> Pending | None:
-        return None if state is None else self._strategy.after(call, state)
+        if state is None:
+            return None
+        left_out = self._strategy.gradients_left_out
+        pending = self._strategy.after(call, state)
+        is_whole = self._strategy.gradients_left_out == left_out
+        if self._turns is not None:
+            self._turns.done(call, is_whole)
+        elif not is_whole:
+            self._turns = Turns(call.step + 1)
+        return pending
 
     def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
         self._strategy.flowed(call, state, gradients)
+
+    def parameters_will_change(self) -> None:
+        self._strategy.parameters_will_change()
 
     def _is_known(self, call: OpCall) -> bool:
         kwargs = call.kwargs

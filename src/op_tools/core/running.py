@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from typing import Callable, Protocol
+from typing import Any, Callable, Protocol
 
 from op_tools.core import termination
 from op_tools.core.modes import with_modes_aside
@@ -44,7 +44,7 @@ def _attend() -> None:
     """Counts steps, and hears SIGTERM."""
     global _optimizer_steps
     if _optimizer_steps is None:
-        _optimizer_steps = OptimizerSteps(_step_began)
+        _optimizer_steps = OptimizerSteps(_step_began, _parameters_will_change)
     termination.watch(stop_everything)
 
 
@@ -85,16 +85,25 @@ def step() -> int:
     return number
 
 
+def _parameters_will_change() -> None:
+    for tool, _ in _running[:]:
+        _told(tool, tool.parameters_will_change)
+
+
+def _told(tool: AnyWatcher, method: Callable[..., None], *args: Any) -> None:
+    try:
+        with_modes_aside(method, *args)
+    except StopTraining:
+        raise
+    except Exception as error:  # noqa: BLE001  a tool's own failure never ends the user's run
+        reason = messages.in_short(error)
+        messages.complain_once("step", tool.hook, text=f"{type(tool).__name__} could not begin a step: {reason}")
+
+
 def _step_began(number: int) -> None:
     for tool, _ in _running[:]:
         tool.is_awake()
-        try:
-            with_modes_aside(tool.step_began, number)
-        except StopTraining:
-            raise
-        except Exception as error:  # noqa: BLE001  a tool's own failure never ends the user's run
-            reason = messages.in_short(error)
-            messages.complain_once("step", tool.hook, text=f"{type(tool).__name__} could not begin a step: {reason}")
+        _told(tool, tool.step_began, number)
     for watched in {id(watched): watched for _, watched in _running[:]}.values():
         watched.step_began()
     for listener in _step_listeners:

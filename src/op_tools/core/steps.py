@@ -18,6 +18,7 @@ from op_tools.core import dynamo, graphs
 
 MAX_STEPS_OF_ANOTHER = 20  # without one of the leading optimizer: the program has gone on to another one
 _register_hook: Callable[..., Any] | None = getattr(optim, "register_optimizer_step_post_hook", None)
+_register_pre_hook: Callable[..., Any] | None = getattr(optim, "register_optimizer_step_pre_hook", None)
 Listener = Callable[[int], None]
 
 
@@ -75,11 +76,16 @@ STEPS = Steps()
 
 
 class OptimizerSteps:
-    """Tells `listener` the number of each step that begins because an optimizer's step has ended."""
+    """Tells `listener` the number of each step that begins because an optimizer's step has ended.
 
-    def __init__(self, listener: Listener) -> None:
+    `before` is called when an optimizer is about to change parameters.
+    """
+
+    def __init__(self, listener: Listener, before: Callable[[], None]) -> None:
         self._listener = listener
-        self._hook = _register_hook(_hidden_hook(self._stepped)) if _register_hook is not None else None
+        self._before = before
+        hooks = ((_register_hook, self._stepped), (_register_pre_hook, self._steps))
+        self._hooks = [register(_hidden_hook(method)) for register, method in hooks if register is not None]
         scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
         self._scaler: Any = next(kind for kind in scaler.__mro__ if "step" in vars(kind))
         self._scaler_step = self._scaler.step
@@ -87,9 +93,13 @@ class OptimizerSteps:
 
     def close(self) -> None:
         """Nothing is counted any more, and torch is as it was."""
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._scaler.step = self._scaler_step
+
+    def _steps(self, optimizer: Any) -> None:
+        if not graphs.is_capturing():
+            self._before()
 
     def _stepped(self, optimizer: Any) -> None:
         if graphs.is_capturing():  # nothing has run yet, and no tool may touch the device now

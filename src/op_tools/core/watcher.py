@@ -47,6 +47,9 @@ class Watcher(Generic[State, Kept]):
     def step_began(self, step: int) -> None:
         """Called when a training step begins."""
 
+    def parameters_will_change(self) -> None:
+        """Called when an optimizer is about to step, whether or not its ops are watched."""
+
     def is_awake(self) -> bool:
         """Whether the current step is one of those to look at."""
         awake = self.steps is None or STEPS.current in self.steps

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  its usual name
 from torch import nn
 
 import op_tools
