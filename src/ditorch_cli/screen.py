@@ -18,6 +18,7 @@ from ditorch_cli import monitor
 Row = dict[str, Any]
 _MAX_WRONG = 8
 _MAX_SLOW = 6
+_MIN_SHARE = 0.01  # of the time, to be slow
 _MAX_OTHERS = 5
 _MAX_USAGE = 16
 
@@ -70,7 +71,7 @@ def _headline(summary: Row) -> Text:
     of = {1: "1 process"}.get(len(processes), f"{len(processes)} processes")
     steps = max(record["steps"] for record in processes)
     named = _devices([record["device"] for record in processes])
-    lines.append(f"{of} on {named}, {steps} training steps, torch {processes[0]['torch']}")
+    lines.append(f"{of} with torch {processes[0]['torch']}, {steps} training steps, on {named}")
     lines += [
         f"{tool}: {_verdict(tool, total)}" for tool, total in summary["tools"].items() if tool != "ProcessMonitor"
     ]
@@ -78,10 +79,9 @@ def _headline(summary: Row) -> Text:
 
 
 def _devices(devices: list[Row]) -> str:
-    """What the processes ran on: two names at most."""
-    names = dict.fromkeys(device.get("name") or device.get("backend") or "an accelerator" for device in devices)
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(list(names)[:2]) + more
+    """What the processes ran on: one name, for the line must not be long."""
+    first, *others = dict.fromkeys(one.get("name") or one.get("backend") or "an accelerator" for one in devices)
+    return f"{first} and {len(others)} more" if others else str(first)
 
 
 def _ended(status: int) -> str:
@@ -176,9 +176,10 @@ def _short_path(where: str) -> str:
 def _slow(rows: list[Row]) -> Table | None:
     if not rows:
         return None
+    shown = [rows[0], *(row for row in rows[1:_MAX_SLOW] if row["share"] >= _MIN_SHARE)]
     cells = [
         (row["op"], f"{row['calls']:,}", f"{row['forward']:.1f}", f"{row['backward']:.1f}", f"{row['share']:.1%}")
-        for row in rows[:_MAX_SLOW]
+        for row in shown
     ]
     columns = (
         ("op", "left"),
@@ -187,7 +188,7 @@ def _slow(rows: list[Row]) -> Table | None:
         ("backward ms", "right"),
         ("share", "right"),
     )
-    return _table(columns, cells, len(rows) - _MAX_SLOW)
+    return _table(columns, cells, len(rows) - len(shown))
 
 
 def _usage(rows: list[Row]) -> Table | None:

@@ -161,7 +161,18 @@ def test_ranks_and_their_devices_are_told_in_short():
     assert screen._ranges([7, 0, 1, 2, 9, 10]) == "0-2,7,9-10"
     chips = [{"name": "chip 0"}, {"name": "chip 1"}, {"backend": "sim"}, {"name": "chip 0"}]
     assert screen._devices(chips[:1] * 4) == "chip 0"
-    assert screen._devices(chips) == "chip 0, chip 1 and 1 more"
+    assert screen._devices(chips) == "chip 0 and 2 more"
+
+
+def test_ops_that_take_no_time_are_not_called_slow():
+    def row(op, share):
+        return {"op": op, "calls": 1, "forward": share, "backward": 0.0, "total": share, "share": share}
+
+    table = screen._slow(
+        [row("torch.sort", 0.97), row("torch.mm", 0.025), *(row(f"torch.op{i}", 0.001) for i in range(5))]
+    )
+    assert (table.row_count, table.caption) == (2, "… and 5 more in summary.json")
+    assert screen._slow([row(f"torch.op{i}", 0.001) for i in range(1000)]).row_count == 1
 
 
 def test_a_traceback_is_the_programs_own(ditorch_command, program, tmp_path):

@@ -20,8 +20,11 @@ def test_starting_again_under_the_same_name_does_nothing():
 
 
 def test_starting_again_under_another_name_is_refused():
-    with pytest.raises(errors.SimulatorError, match="runs as 'sim' in this process already and cannot become 'npu'"):
+    with pytest.raises(
+        errors.SimulatorError, match="runs as 'sim' in this process already and cannot become 'npu'"
+    ) as e:
         sim.start("npu")
+    assert "set DITORCH_DISABLE_MOCK=1 before that" in str(e.value)
     assert sim.started_as() == "sim"
 
 

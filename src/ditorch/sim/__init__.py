@@ -1,5 +1,6 @@
 """The simulated accelerator: a device of its own to PyTorch, on a machine that has none.
 
+    >>> import os; os.environ["DITORCH_DISABLE_MOCK"] = "1"  # otherwise it is started, and called cuda, by the import
     >>> import torch
     >>> from ditorch import sim
     >>> sim.start()
@@ -58,7 +59,8 @@ def start(name: str = "sim", collectives: str | None = None) -> ModuleType:
     elif name != _started_as:
         raise SimulatorError(
             f"The simulated accelerator runs as '{_started_as}' in this process already and cannot become '{name}': "
-            "PyTorch has room for one such device per process. Use another process."
+            "PyTorch has room for one such device per process. Use another process; where `import ditorch` has started "
+            "it, set DITORCH_DISABLE_MOCK=1 before that."
         )
     from ditorch.sim import device_module
 
