@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-HOUSE = re.search(r"## The house\n\n```\n(.*?)```", TEXT, re.DOTALL)[1]
+HOUSE = re.search(r"## The house\n\n```text\n(.*?)```", TEXT, re.DOTALL)[1]
 FILE = re.compile(r"\b[\w/-]+\.(?:py|cpp|md)\b")
 
 
