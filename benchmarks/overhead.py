@@ -40,7 +40,8 @@ from ditorch.demo import GPT, batches
 
 Step = Callable[[], object]
 # layers, width, batch, length of a sequence
-PRESETS = {"h200": (4, 512, 4, 256), "base": (4, 256, 8, 128), "tiny": (4, 256, 1, 16)}
+PRESETS = {"large": (16, 2048, 4, 1024), "h200": (4, 512, 4, 256), "base": (4, 256, 8, 128), "tiny": (4, 256, 1, 16)}
+LOW_PARAMETERS = "large"  # with bfloat16, this one has its parameters in bfloat16 instead of autocast
 LONGEST_ROUND = 0.5  # seconds of plain steps
 LARGEST_ROUND = 2e9  # bytes of files; beyond that the system's memory for files is what is measured
 WARM_UP = 2  # steps
@@ -51,6 +52,7 @@ MOST_ROUNDS = 41
 
 
 AUTOCOMPARE_REFERENCE, AUTOCOMPARE_ONCE = "OP_AUTOCOMPARE_REFERENCE", "OP_AUTOCOMPARE_ONCE"
+UNTIL_COVERED = "OP_AUTOCOMPARE_UNTIL_COVERED"  # came with the identities
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ MODES = (
     Mode("OpCapture, statistics", "OpCapture", {"OP_CAPTURE_MODE": "statistics"}, "OP_CAPTURE_MODE"),
     Mode("OpAutoCompare, cpu", "OpAutoCompare", slow=True),
     Mode("OpAutoCompare, device", "OpAutoCompare", {AUTOCOMPARE_REFERENCE: "device"}, AUTOCOMPARE_REFERENCE, slow=True),
+    Mode("OpAutoCompare, identities", "OpAutoCompare", {AUTOCOMPARE_REFERENCE: "identities"}, UNTIL_COVERED, slow=True),
     Mode("OpAutoCompare, once", "OpAutoCompare", {AUTOCOMPARE_ONCE: "1"}, AUTOCOMPARE_ONCE, slow=True),
     Mode("a list of one op", "OpTimeMeasure", {"OP_TIME_MEASURE_LIST": "torch.nn.functional.gelu"}),
 )
@@ -160,11 +163,14 @@ def training_step(device: str, preset: str, dtype: str) -> Step:
     layers, width, batch, length = PRESETS[preset]
     torch.manual_seed(0)
     model = GPT(vocabulary=512, width=width, heads=8, layers=layers, length=length).to(device)
+    is_low = dtype == "bfloat16"
+    if is_low and preset == LOW_PARAMETERS:
+        model, is_low = model.bfloat16(), False
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens, targets = (x.to(device) for x in next(batches(batch, length)))
 
     def step() -> None:
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=is_low):
             loss = model.loss(tokens, targets)
         optimizer.zero_grad()
         loss.backward()

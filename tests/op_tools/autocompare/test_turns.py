@@ -67,10 +67,9 @@ def test_what_is_left_is_said_with_the_steps_that_it_takes(device, tmp_path):
     assert [one["calls"] for one in tool.results.not_looked_at if one["what"] == "gradients"] == [2 * (LAYERS - known)]
 
 
-@pytest.mark.parametrize("reference", REFERENCES)
-def test_a_fault_in_the_gradient_of_any_layer_is_found(device, tmp_path, reference):
+def test_a_fault_in_the_gradient_of_any_layer_is_found(device, tmp_path):
     with faults.inject("aten.mm: scale=1.01"):  # forward is addmm
-        compared(device, tmp_path, 8, reference=reference)
+        compared(device, tmp_path, 8)
     wrong = {row["module"] for row in rows_of(tmp_path) if row["verdict"] == "wrong"}
     assert wrong == {str(number) for number in range(LAYERS)}
 
