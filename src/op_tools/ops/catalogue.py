@@ -33,6 +33,7 @@ class Trait(enum.Flag):
     ROUGH = enum.auto()  # sums of its gradients may be kept in 16 bits
     LOGITS = enum.auto()  # has a softmax inside: where that is certain, large numbers cancel out
     FINE = enum.auto()  # 16 bits are computed in float32 and rounded: small elements are as right as large ones
+    RELATIVE = enum.auto()  # each element of its result is as exact as its own size asks for, however small it is
     RANDOM = enum.auto()
     DROPOUT = enum.auto()  # random unless it is told not to be; the mask can be seen in the result
     EMPTY = enum.auto()  # its result is whatever the memory holds
@@ -81,6 +82,7 @@ _IMPLIED = {
     Trait.ROUGH: Trait.NORM | Trait.SUMS,
     Trait.ELEMENTWISE: Trait.POINTWISE,
     Trait.FINE: Trait.ELEMENTWISE | Trait.POINTWISE,
+    Trait.RELATIVE: Trait.ELEMENTWISE | Trait.POINTWISE,
     Trait.DROPOUT: Trait.RANDOM,
 }
 
@@ -161,6 +163,9 @@ _OF_OPS = {
         soft_margin_loss""",
     Trait.FINE: """celu cos div divide elu erf exp exp2 expm1 gelu hardswish leaky_relu log log10 log1p log2 mish mul
         multiply pow reciprocal rsqrt selu silu sin softplus sqrt square true_divide""",
+    Trait.RELATIVE: """add arcsin arcsinh arctan arctanh asin asinh atan atanh celu div divide elu erf exp exp2 expm1
+        log log10 log1p log2 mul multiply reciprocal rsqrt rsub selu sin sinh softplus sqrt square sub subtract tan tanh
+        true_divide __radd__ __rdiv__ __rmul__ __rsub__ __rtruediv__ __truediv__""",
     Trait.RANDOM: """alpha_dropout bernoulli binomial cauchy exponential feature_alpha_dropout fractional_max_pool2d
         fractional_max_pool3d geometric gumbel_softmax log_normal multinomial nn.init.kaiming_normal
         nn.init.kaiming_uniform nn.init.normal nn.init.orthogonal nn.init.sparse nn.init.trunc_normal nn.init.uniform

@@ -430,6 +430,51 @@ def test_a_label_is_exactly_what_it_is(device):
         assert wrong(lambda: torch.nn.functional.hinge_embedding_loss(scores, labels)) == {"hinge_embedding_loss"}
 
 
+# ---- small elements ----------------------------------------------------------------------------------------------
+
+
+def small_and_large(device, dtype=torch.float32):
+    x = torch.logspace(-12, 0, 400, device=device)
+    return torch.cat([x, -x / 2]).to(dtype)
+
+
+BY_ABSOLUTE_SIZE = {  # formulas that lose small numbers beside one
+    "log1p": lambda x: (1 + x).log(),
+    "expm1": lambda x: x.exp() - 1,
+    "tanh": lambda x: 1 - 2 / ((2 * x).exp() + 1),
+    "asinh": lambda x: (x + (x * x + 1).sqrt()).log(),
+    "sin": lambda x: (x + 2) - 2 - x**3 / 6 + x**5 / 120 - x**7 / 5040 + x**9 / 362880,
+}
+
+
+@pytest.mark.parametrize("name", BY_ABSOLUTE_SIZE)
+def test_small_elements_are_held_to_their_own_size(device, name):
+    x = small_and_large(device)
+    with kernel(name, lambda x: BY_ABSOLUTE_SIZE[name](x.cpu()).to(x.device)):
+        assert wrong(lambda: getattr(torch, name)(x)) == {name}
+
+
+def test_a_difference_of_neighbours_is_exact(device):
+    x = torch.rand(300, device=device) + 1
+    with kernel("sub.Tensor", lambda a, b, alpha=1: ((a.cpu() + 64) - (b.cpu() + 64)).to(a.device)):
+        assert wrong(lambda: torch.cat([x, x]) - torch.cat([x * (1 - 2**-12), x / 2])) == {"sub"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_small_elements_of_another_make_are_right(device, dtype):
+    x = small_and_large(device, dtype)
+    functions = "log1p expm1 tanh asinh sin tan atan erf sigmoid sqrt exp log rsqrt reciprocal square".split()
+
+    def run():
+        for name in functions:
+            getattr(torch, name)(x.abs() if name in ("sqrt", "log", "rsqrt", "reciprocal") else x)
+        torch.add(x, x.flip(0), alpha=-0.3)
+        (x - x.flip(0)) * x / 3.0
+
+    with faults.inject("aten.*: remake"):
+        assert wrong(run) == set()
+
+
 # ---- sums that cancel out --------------------------------------------------------------------------------------------
 
 

@@ -225,7 +225,7 @@ class _Numbers:
         if not value.got.shape == value.expected.shape == value.same.shape:
             return False
         got, expected, same = dense(value.got), dense(value.expected), dense(value.same)
-        precision = reference.precision(got, same)
+        precision = reference.precision(got, same, value.part.role)
         self._info = error_info(got.dtype, expected.dtype)
         self._is_same = self._is_same and same_bits(got, same)
         if self._nearness is None:

@@ -96,7 +96,7 @@ def _unchanged(name: str, before: Any, after: Any, expected: Any, tolerance: Tol
 
 def _numbers(value: Value, reference: Reference, tolerance: Tolerance) -> Verdict:
     """A floating-point or complex result. What is beyond the limits is looked at more and more closely."""
-    precision, part = reference.precision(value.got, value.same), value.part
+    precision, part = reference.precision(value.got, value.same, value.part.role), value.part
     got, expected, same = dense(value.got), dense(value.expected), None if value.same is None else dense(value.same)
     if same is not None and (same_bits(got, same) or verdict.is_as_good(got, same, precision)):
         # as good as the CPU in the same dtype: right, and only to be measured
@@ -110,7 +110,7 @@ def _numbers(value: Value, reference: Reference, tolerance: Tolerance) -> Verdic
     if judged.right:
         return judged
     for other in reference.other_values(part):
-        again = verdict.judge(got, expected, other, reference.precision(got, other), tolerance)
+        again = verdict.judge(got, expected, other, reference.precision(got, other, part.role), tolerance)
         if again.right:
             return again
     if Trait.ORDER in reference.ways.traits and part.role == "gradient":

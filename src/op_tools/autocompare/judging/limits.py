@@ -42,6 +42,7 @@ DEVICE_ALONE_SLACK = 4.0  # widens all limits where the device itself is the ref
 _MAX_BIAS_SLACK = 1.5  # roundings have no direction, however many there are
 # share of what 16 bits cost a typical value that is still much more than float32 costs it
 _FLOOR_IN_FLOAT32 = 2.0**-12
+_FLOOR_OF_OWN_SIZE = 2.0**-24  # where even the smallest element is held to its own size
 
 # bias: the slope of the errors over the values
 MIN_VALUES_FOR_BIAS = 8
@@ -88,7 +89,7 @@ class Precision(NamedTuple):
     def share_of_largest(self) -> float:
         """Of the largest number, by which any other may be off: differences of equal numbers on the way, as in the
         gradient of softmax, are exactly zero only in some orders. Low precisions are computed in a higher one."""
-        return self.eps / 2 if self.eps < 1e-6 else 0.0
+        return self.eps / 2 if self.eps < 1e-6 and self.floor == 1 else 0.0
 
     def allowed_bulk(self, usual: float, count: float) -> float:
         """Of `count` errors, where the CPU's bulk is `usual`."""
@@ -119,13 +120,15 @@ def precision_for(
     got: torch.dtype,
     computed_in: torch.dtype | None,
     is_by_element: bool,
+    is_relative: bool,
     is_tf32: bool,
     on_device: bool,
     slack: float,
 ) -> Precision:
     """For a result of an op: the lower of its dtype and the one that it was computed in, with the op's own limits.
 
-    `is_by_element`: its errors are those of single elements, not of sums over what was broadcast.
+    `is_by_element`: its errors are those of single elements, not of sums over what was broadcast. `is_relative`: even
+    the smallest of them is held to its own size.
     """
     dtypes = [real(got)] if computed_in is None else [real(got), real(computed_in)]
     dtype = max(dtypes, key=lambda one: float(torch.finfo(one).eps))
@@ -134,7 +137,8 @@ def precision_for(
         return wide._replace(name="tf32", eps=_TF32_EPS, goes_on=catalogue.has(op, Trait.STEPS))
     is_fine = catalogue.has(op, Trait.FINE) and dtype in IN_16_BITS and is_by_element
     limits = _limits_of(op, dtype, on_device)
-    precision = precision_of(dtype, limits, slack, _FLOOR_IN_FLOAT32 if is_fine else 1.0)
+    floor = _FLOOR_OF_OWN_SIZE if is_relative and is_by_element else _FLOOR_IN_FLOAT32 if is_fine else 1.0
+    precision = precision_of(dtype, limits, slack, floor)
     return precision._replace(goes_on=catalogue.has(op, Trait.STEPS))
 
 

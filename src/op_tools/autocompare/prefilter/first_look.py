@@ -177,7 +177,7 @@ class FirstLook:
         if not dtype.is_floating_point or (reference.is_exact and part.role != "gradient"):
             expected = expected.to(dtype)
         else:
-            precision = reference.precision(got, None)
+            precision = reference.precision(got, None, part.role)
             if reference.name in self.lenient and part.role != "input" and not members:
                 # with what cancels out allowed for
                 allowance = sensitivity.of(reference).allowance(part, precision)

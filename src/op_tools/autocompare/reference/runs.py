@@ -23,6 +23,7 @@ from op_tools.autocompare.observed import CannotCompare, InputGradients, Observe
 from op_tools.autocompare.reference import shield, tf32
 from op_tools.autocompare.reference.ways import Dtypes, Function, Way, Ways, adapted, stand_in, ways_with
 from op_tools.ops import autocast_policy, silent_writes
+from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
 from op_tools.values import trees
 from op_tools.values.tensors import tensors_in, versions_of
@@ -182,8 +183,8 @@ class Reference:
             before = self.expected.way.convert(before.detach())
         return not same_bits(before.detach(), after.detach())
 
-    def precision(self, got: Tensor, same: Tensor | None) -> Precision:
-        """That of the result, or the lower one that autocast has computed it in."""
+    def precision(self, got: Tensor, same: Tensor | None, role: str) -> Precision:
+        """That of a result or a gradient, or the lower one that autocast has computed it in."""
         ways, computed_in = self.ways, self.ways.chosen
         if same is not None:
             computed_in = same.dtype if same.is_floating_point() or same.is_complex() else None
@@ -195,9 +196,9 @@ class Reference:
             results = self.expected.results
             size = results[0].numel() if results and isinstance(results[0], Tensor) else 0
             is_by_element = bool(results) and got.numel() >= size
-        return limits.precision_for(
-            self.name, got.dtype, computed_in, is_by_element, ways.is_tf32, ways.on_device, self._slack
-        )
+        is_relative = role != "gradient" and Trait.RELATIVE in ways.traits and "alpha" not in self.observed.given.kwargs
+        facts = (is_by_element, is_relative, ways.is_tf32, ways.on_device, self._slack)
+        return limits.precision_for(self.name, got.dtype, computed_in, *facts)
 
 
 def _is_exact(call: ObservedCall, ways: Ways) -> bool:
