@@ -1,26 +1,23 @@
-"""What OpAutoCompare has found, in words: rows of the CSV, the tables of a call, the summary with the worst first."""
+"""What OpAutoCompare has found, in words: rows of the CSV, the tables of a call. summary.py is about the whole run."""
 
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.measures import EQUAL
 from op_tools.autocompare.judging.verdict import RIGHT, Row
 from op_tools.autocompare.observed import ObservedCall
+from op_tools.autocompare.summary import Summary
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.output import messages, tables
 from op_tools.output.csv_files import CsvFile, cell
-from op_tools.output.results import Results
 from op_tools.values import trees
 
-_MAX_SUMMARY_ROWS = 30
 # the contract's columns …
 TABLE = ("name", "allclose", "max_abs_diff", "max_relative_diff", "atol", "rtol", "error_info")
 CSV = (
@@ -167,30 +164,7 @@ def _reasons(comparison: Comparison) -> str:
     return "\n".join(f"wrong: {row.name}: {row.verdict.reason}" for row in wrong if row.verdict is not None)
 
 
-_COLUMNS = ("op", "what", "where", "module", "forward_id", "step", "reason", "severity", "calls", "capture")
-
-
 # ---- the whole run ---------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class WrongPlace:
-    """A place in the program where an op is wrong: the worst of its calls."""
-
-    name: str
-    what: str
-    where: str
-    module: str
-    forward_id: int
-    step: int
-    reason: str
-    severity: float
-    calls: int = 0
-    capture: str = ""  # the folder with its tensors
-
-    def __str__(self) -> str:
-        place = f"{self.module}, {self.where}" if self.module else self.where
-        return f"{self.name} {self.what}: {self.reason} ({place})"
 
 
 @dataclass
@@ -254,102 +228,3 @@ class Report:
             messages.say(self.summary.text())
             if self._csv.written:
                 messages.say(f"{self._csv.path} saved")
-
-
-class Summary:
-    """Counts calls, and keeps what is wrong by place. Any thread may add."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: dict[tuple[str, str, str], WrongPlace] = {}
-        self._not_compared: dict[tuple[str, str], int] = {}  # calls, by op and reason
-        self._failures: dict[str, list[Any]] = {}
-        self.calls = 0
-        self.wrong_calls = 0
-        self.values = 0
-        self.not_close = 0
-        self.skipped = 0
-        self.coverage = ""  # where the calls of a step are compared in turns
-
-    def add(self, call: OpCall, comparison: Comparison, saved: Sequence[str] = ()) -> int:
-        """Takes a comparison in; returns how many calls at this place are wrong, with this one."""
-        with self._lock:
-            self.calls += 1
-            reason = comparison.failure or comparison.skipped
-            if reason:
-                self._not_compared[call.name, reason] = self._not_compared.get((call.name, reason), 0) + 1
-            if comparison.failure:
-                self._failures.setdefault(call.name, [comparison.failure, 0])[1] += 1
-                return 0
-            if comparison.skipped:
-                self.skipped += 1
-                return 0
-            rows, most = comparison.rows, 0
-            self.values += len(rows)
-            for row in rows:
-                judged = row.verdict
-                if judged is None:
-                    continue
-                if not judged.right:
-                    most = max(most, self._add_row(call, row, saved))
-                elif not judged.measures.allclose:
-                    self.not_close += 1
-            self.wrong_calls += most > 0
-            return most
-
-    def _add_row(self, call: OpCall, row: Row, saved: Sequence[str]) -> int:
-        assert row.verdict is not None
-        what, where = row.name.partition(" ")[2], call.where.line()
-        known = self._found.get((call.name, what, where))
-        if known is None or row.verdict.severity > known.severity:
-            found = WrongPlace(
-                call.name, what, where, call.where.module, call.id, call.step, row.verdict.reason, row.verdict.severity
-            )
-            if known is not None:
-                found.calls, found.capture = known.calls, known.capture
-            known = self._found[call.name, what, where] = found
-        known.calls += 1
-        if saved and not known.capture:
-            known.capture = os.path.dirname(os.path.dirname(saved[0]))
-        return known.calls
-
-    def ranked(self) -> list[WrongPlace]:
-        """The worst first; among equals, the first in the program."""
-        return sorted(self._found.values(), key=lambda found: (-found.severity, found.forward_id))
-
-    def results(self, gradients_left_out: int, files: Sequence[str]) -> Results:
-        """As data, the worst first."""
-        with self._lock:
-            ranked = self.ranked()
-            left_out = [(name, calls, reason) for (name, reason), calls in self._not_compared.items()]
-        if gradients_left_out and not self.coverage.startswith("coverage: all"):
-            reason = f"the memory for calls that wait is full; {self.coverage}" if self.coverage else "no memory"
-            left_out.append(("gradients", gradients_left_out, reason))
-        rows = [astuple(one) for one in ranked]
-        facts = {"values": self.values, "wrong_calls": self.wrong_calls, "not_allclose": self.not_close}
-        return Results("OpAutoCompare", _COLUMNS, rows, self.calls, left_out, files, **facts)
-
-    def text(self) -> str:
-        """For the end of a run."""
-        ranked = self.ranked()
-        lines = [
-            f"OpAutoCompare: {self.calls:,} calls, {self.values:,} values compared, {self.wrong_calls:,} calls wrong"
-            + (f"; {self.not_close:,} values are not allclose but no worse than their dtype" if self.not_close else "")
-        ]
-        if self.skipped:
-            lines.append(f"{self.skipped:,} random or uninitialised results have nothing to be compared with")
-        if self.coverage:
-            lines.append(self.coverage)
-        for name, (reason, count) in sorted(self._failures.items()):
-            lines.append(f"could not be compared: {name} ({count:,} calls): {reason}")
-        if ranked:
-            lines.append(_ranking(ranked[:_MAX_SUMMARY_ROWS]))
-            if len(ranked) > _MAX_SUMMARY_ROWS:
-                lines.append(f"… and {len(ranked) - _MAX_SUMMARY_ROWS} more places")
-        return "\n".join(lines)
-
-
-def _ranking(found: Sequence[WrongPlace]) -> str:
-    columns = ("name", "what", "calls", "reason", "module", "where")
-    rows = [(one.name, one.what, f"{one.calls:,}", one.reason, one.module, one.where) for one in found]
-    return tables.table(columns, rows)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Container, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -19,14 +19,17 @@ from op_tools.autocompare import report
 from op_tools.autocompare.by_identities import ByIdentities
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.in_workers import InWorkers
+from op_tools.autocompare.judging import random_ops
 from op_tools.autocompare.judging.comparer import Comparer
 from op_tools.autocompare.judging.limits import DEVICE_ALONE_SLACK, Tolerances
 from op_tools.autocompare.on_device import OnDevice
 from op_tools.autocompare.on_host import OnHost
 from op_tools.autocompare.prefilter import first_look
 from op_tools.autocompare.reference import runs
-from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy
+from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy, wants_gradients
+from op_tools.autocompare.summary import Summary
 from op_tools.autocompare.turns import Turns, UntilCovered
+from op_tools.autocompare.without_dropout import SecondRun
 from op_tools.autocompare.workers.pool import Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
@@ -46,7 +49,7 @@ _MAX_KNOWN_CALLS = 200_000  # distinct calls that are remembered
 _MAX_COMPARED_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
 
 
-class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
+class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Pending, SecondRun]]):
     """Compares inputs, outputs and gradients of every op call with those of a reference.
 
     `reference`: "cpu", "device" (the same device in higher precision), "device,cpu" (the CPU confirms) or "identities"
@@ -78,7 +81,7 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
         super().__init__(**common)
         self._options = (reference, once, every, worker, memory, fail)
         self._until_covered = until_covered
-        self.summary = report.Summary()
+        self.summary = Summary()
 
     # -- start and stop -----------------------------------------------------------------------------------------------
 
@@ -135,13 +138,15 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
 
     def collected(self) -> Results:
         """What is wrong, by op, value and place in the program; the worst first."""
-        return self.summary.results(self._strategy.gradients_left_out, self._report.files())
+        self.summary.gradients_left_out = self._strategy.gradients_left_out
+        return self.summary.results(self._report.files())
 
     def stopped(self) -> None:
         atexit.unregister(self._fail_at_exit)
         with failure.tolerated():
             self._strategy.close()
         self.summary.coverage = "" if self._turns is None else self._turns.text()
+        self.summary.gradients_left_out = self._strategy.gradients_left_out
         self._report.close(is_shown=self.verbose >= 1)
         found = self.summary.ranked()
         if self._fail and found:
@@ -178,18 +183,22 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
-    def before(self, call: OpCall) -> CallInProgress | None:
+    def before(self, call: OpCall) -> CallInProgress | SecondRun | None:
         if (self._once and self._is_known(call)) or catalogue.has(call.name, Trait.EMPTY):
             return None
         if self._turns is not None and not self._turns.takes(call):
             return None
+        if random_ops.may_be_random(call.name) and random_ops.drops_inside(call.name, call.args, call.kwargs):
+            return SecondRun(call)
         return self._strategy.before(call)
 
-    def after(self, call: OpCall, state: CallInProgress | None) -> Pending | None:
+    def after(self, call: OpCall, state: CallInProgress | SecondRun | None) -> Pending | SecondRun | None:
         if state is None:
             return None
         left_out = self._strategy.gradients_left_out
-        pending = self._strategy.after(call, state)
+        pending = (
+            self._after_dropout(call, state) if isinstance(state, SecondRun) else self._strategy.after(call, state)
+        )
         is_whole = self._strategy.gradients_left_out == left_out
         if self._turns is not None:
             self._turns.done(call, is_whole)
@@ -197,8 +206,19 @@ class OpAutoCompare(Tool[Optional[CallInProgress], Pending]):
             self._turns = Turns(call.step + 1)
         return pending
 
-    def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
-        self._strategy.flowed(call, state, gradients)
+    def _after_dropout(self, call: OpCall, second: SecondRun) -> SecondRun | None:
+        self.summary.drops_inside(call.name)
+        in_progress = self._strategy.before(second.call)
+        second.run(graph=wants_gradients(call))
+        second.kept = self._strategy.after(second.call, in_progress)
+        return None if second.kept is None else second
+
+    def flowed(self, call: OpCall, state: Pending | SecondRun, gradients: Gradients) -> None:
+        if isinstance(state, SecondRun):
+            gradients = state.gradients(gradients.outputs)
+            self._strategy.flowed(call, state.kept, gradients)
+        else:
+            self._strategy.flowed(call, state, gradients)
 
     def parameters_will_change(self) -> None:
         self._strategy.parameters_will_change()

@@ -42,11 +42,15 @@ class OpCall:
 
     def without_tensors(self) -> OpCall:
         """The same call with its arguments and result let go: what may be kept until backward."""
-        kept = OpCall.__new__(OpCall)
-        kept.id, kept.name, kept.func, kept.step, kept.where = self.id, self.name, self.func, self.step, self.where
-        kept.autocast = self.autocast
-        kept.args, kept.kwargs, kept.result, kept.error = (), {}, None, None
-        return kept
+        return self.with_arguments((), {})
+
+    def with_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
+        """The same call with others, and without a result."""
+        made = OpCall.__new__(OpCall)
+        made.id, made.name, made.func, made.step, made.where = self.id, self.name, self.func, self.step, self.where
+        made.autocast = self.autocast
+        made.args, made.kwargs, made.result, made.error = args, kwargs, None, None
+        return made
 
     def details(self) -> dict[str, Any]:
         """What stands beside its tensors on disk."""

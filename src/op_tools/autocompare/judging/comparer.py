@@ -68,6 +68,8 @@ class Comparer:
     def backward(self, call: ObservedCall, gradients: Gradients, reference: Reference | None = None) -> Comparison:
         """The gradients that flowed out of the call's inputs. `reference`: the runs that `forward` has kept."""
         if random_ops.may_be_random(call.name) and random_ops.is_random(call):
+            if all(gradient is None for gradient in gradients.inputs):
+                return Comparison()
             return _of_random(random_ops.backward_rows(call, gradients, self.tolerances))
         if reference is None and not self._shows_runs and _is_large(call):
             found = in_pieces.backward(call, gradients, self.references, self.tolerances)

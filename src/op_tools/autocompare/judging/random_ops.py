@@ -35,9 +35,9 @@ def may_be_random(name: str) -> bool:
     return catalogue.has(name, Trait.RANDOM) or normalized(name).base in _RANDOM_AT_TIMES
 
 
-_RANDOM_AT_TIMES = (
-    "scaled_dot_product_attention", "multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu",
-)  # fmt: skip
+_ATTENTION = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}  # where `dropout_p` stands
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_RANDOM_AT_TIMES = (*_ATTENTION, *_RECURRENT)
 
 
 def is_random(call: ObservedCall) -> bool:
@@ -50,16 +50,43 @@ def is_random(call: ObservedCall) -> bool:
         if base == "rrelu":
             return bool(argument(args, kwargs, 3, "training", False))
         return True
-    if base == "scaled_dot_product_attention":
-        return float(argument(args, kwargs, 4, "dropout_p", 0.0)) > 0
-    if base == "multi_head_attention_forward":
-        return float(argument(args, kwargs, 10, "dropout_p", 0.0)) > 0 and bool(
-            argument(args, kwargs, 13, "training", True)
-        )
-    if base in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        position = next((index for index, value in enumerate(args) if isinstance(value, float)), None)
-        return position is not None and args[position] > 0 and bool(args[position + 1])
+    return drops_inside(name, args, kwargs)
+
+
+# ---- dropout inside of attention and of recurrent layers -------------------------------------------------------------
+
+
+def drops_inside(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call drops numbers on its way, where nobody sees which."""
+    base = normalized(name).base
+    if base in _ATTENTION:
+        drops = float(argument(args, kwargs, _ATTENTION[base], "dropout_p", 0.0)) > 0
+        return drops and (base != "multi_head_attention_forward" or bool(argument(args, kwargs, 13, "training", True)))
+    if base in _RECURRENT:
+        place = _rate_of_recurrent(args)
+        return place is not None and args[place] > 0 and bool(args[place + 1])
     return False
+
+
+def is_attention(name: str) -> bool:
+    return normalized(name).base in _ATTENTION
+
+
+def with_rate(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rate: float
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of such a call with another rate of dropout."""
+    place = _ATTENTION.get(normalized(name).base, _rate_of_recurrent(args))
+    if place is None or place >= len(args):
+        return args, {**kwargs, "dropout_p": rate}
+    return (*args[:place], rate, *args[place + 1 :]), kwargs
+
+
+def _rate_of_recurrent(args: tuple[Any, ...]) -> int | None:
+    return next((index for index, value in enumerate(args) if isinstance(value, float)), None)
+
+
+# ---- how likely, and when --------------------------------------------------------------------------------------------
 
 
 def drop_rate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
@@ -169,7 +196,7 @@ def draws_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws 
     if describe is None:
         return None
     fills = name.startswith(("torch.Tensor.", "torch.nn.init."))
-    values = args[1:] if fills else args
+    values = args[1:] if fills or name.endswith("_like") else args
     if fills and not name.endswith("_"):
         return None  # its numbers depend on the tensor that it is a method of
     if any(isinstance(value, Tensor) for value in (*values, *kwargs.values())):

@@ -1,0 +1,101 @@
+"""Calls with dropout inside of them, attention and recurrent layers: nobody can see which numbers they have dropped.
+
+So the device runs such a call once more and drops nothing, with a graph of its own; that is what is compared, forward
+and backward. Attention is asked to drop one number in 10^30: it takes the same kernels then. The random numbers that it
+draws for that are given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_tools.autocompare.arguments import Arguments
+from op_tools.autocompare.judging import random_ops
+from op_tools.autocompare.reference import shield
+from op_tools.core.call import OpCall
+from op_tools.core.gradients import Gradients
+from op_tools.core.modes import with_modes_aside
+from op_tools.values.tensors import tensors_in
+
+_ALMOST_NEVER = 1e-30
+
+
+class SecondRun:
+    """The call without its dropout, which has run again. `kept`: what a strategy keeps of it until gradients flow."""
+
+    __slots__ = ("_leaves", "_outputs", "call", "kept")
+
+    def __init__(self, call: OpCall) -> None:
+        leaves: dict[int, Tensor] = {}
+
+        def as_leaf(tensor: Tensor) -> Tensor:
+            leaves[id(tensor)] = tensor.detach().requires_grad_(tensor.requires_grad)
+            return leaves[id(tensor)]
+
+        given = Arguments(call.args, call.kwargs).mapped(as_leaf)
+        self.call = call.with_arguments(*random_ops.with_rate(call.name, given.args, given.kwargs, 0.0))
+        self._leaves = given.tensors
+        self.kept: Any = None
+
+    def run(self, graph: bool) -> None:
+        """Runs it on the device, for gradients, too, if asked for."""
+        call, device = self.call, next(tensor.device for tensor in self._leaves if not tensor.is_cpu)
+        module = torch.get_device_module(device) if hasattr(torch, "get_device_module") else None
+        keeps_numbers = random_ops.is_attention(call.name) and hasattr(module, "get_rng_state")
+        rate = _ALMOST_NEVER if keeps_numbers else 0.0
+        args, kwargs = random_ops.with_rate(call.name, call.args, call.kwargs, rate)
+        with (
+            shield.shielded(None, graph),
+            _without_cache(),
+            _numbers_given_back(module if keeps_numbers else None, device),
+        ):
+            call.result = call.func(*args, **kwargs)
+        self._outputs = tensors_in((call.result,))
+
+    def gradients(self, arrived: Sequence[Tensor | None]) -> Gradients:
+        """What flows out of it where these gradients arrive."""
+        pairs = [(one, gradient) for one, gradient in zip(self._outputs, arrived) if gradient is not None]
+        pairs = [(one, gradient.detach()) for one, gradient in pairs if one.requires_grad]
+        wanted = {id(leaf): leaf for leaf in self._leaves if leaf.requires_grad}
+        outputs, given = zip(*pairs) if pairs else ((), ())
+        found: Sequence[Tensor | None] = (None,) * len(wanted)
+        if outputs and wanted:
+            found = with_modes_aside(_gradients_of, outputs, tuple(wanted.values()), given)
+        by_leaf = dict(zip(wanted, found))
+        self._outputs = []
+        return Gradients([by_leaf.pop(id(leaf), None) for leaf in self._leaves], list(arrived))
+
+
+def _gradients_of(outputs: Any, leaves: Any, arrived: Any) -> Sequence[Tensor | None]:
+    with shield.shielded(None, graph=False):
+        found: Sequence[Tensor | None] = torch.autograd.grad(outputs, leaves, arrived, allow_unused=True)
+        return found
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """What autocast makes of these leaves is of no use to anybody."""
+    is_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(is_enabled)
+
+
+@contextlib.contextmanager
+def _numbers_given_back(module: Any, device: torch.device) -> Iterator[None]:
+    """The device's generator goes on where it was."""
+    if module is None:
+        yield
+        return
+    state = module.get_rng_state(device)
+    try:
+        yield
+    finally:
+        module.set_rng_state(state, device)

@@ -1,0 +1,135 @@
+"""Dropout inside of attention and recurrent layers: the device runs them once more without it, and that is compared."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import op_tools
+from ditorch.sim import faults
+
+from ...conftest import DEVICE
+
+pytestmark = pytest.mark.skipif(DEVICE != "sim", reason="kernels are broken on the simulated accelerator")
+
+
+def attention(device):
+    numbers = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(2, 2, 6, 8, generator=numbers).to(device).requires_grad_() for _ in range(3))
+
+    def run():
+        result = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.4, is_causal=True)
+        result.square().sum().backward()
+        return [result.detach(), query.grad, key.grad, value.grad]
+
+    return run
+
+
+def layer(device):
+    torch.manual_seed(1)
+    made = torch.nn.MultiheadAttention(16, 2, dropout=0.3, batch_first=True).to(device)
+    words = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(2)).to(device).requires_grad_()
+
+    def run():
+        result, weights = made(words, words, words)
+        (result.square().sum() + weights.square().sum()).backward()
+        return [result.detach(), words.grad, made.in_proj_weight.grad]
+
+    return run
+
+
+def recurrent(kind):
+    def make(device):
+        torch.manual_seed(1)
+        made = getattr(torch.nn, kind)(8, 6, 2, dropout=0.5, batch_first=True).to(device)
+        words = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2)).to(device).requires_grad_()
+
+        def run():
+            result = made(words)[0]
+            result.square().sum().backward()
+            return [result.detach(), words.grad, made.weight_hh_l0.grad]
+
+        return run
+
+    return make
+
+
+# the op, and a kernel that it uses
+CALLS = {
+    "scaled_dot_product_attention": (attention, "_safe_softmax", "_softmax_backward_data"),
+    "multi_head_attention_forward": (layer, "_softmax", "_softmax_backward_data"),
+    "lstm": (recurrent("LSTM"), "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl"),
+    "gru": (recurrent("GRU"), "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward"),
+}
+
+
+def found(run, **options):
+    with op_tools.OpAutoCompare(verbose=0, **options) as tool:
+        run()
+    skipped = [row["what"] for row in tool.results.not_looked_at]
+    return {(row["op"].rpartition(".")[2], row["what"][:4]) for row in tool.results}, skipped, tool
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_healthy_call_is_compared_and_right(device, name, reference):
+    blamed, skipped, tool = found(CALLS[name][0](device), reference=reference)
+    assert (blamed, skipped) == (set(), [])
+    ((op, calls),) = tool.results.facts["without_dropout"].items()
+    assert (op.rpartition(".")[2], calls) == (name, 1)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_broken_kernel_is_found_forward_and_backward(device, name):
+    make, forward, backward = CALLS[name]
+    with faults.inject(f"aten.{forward}: scale=1.01"):
+        blamed, _, _ = found(make(device))
+    assert (name, "outp") in blamed
+    with faults.inject(f"aten.{backward}: scale=1.01"):
+        blamed, _, _ = found(make(device))
+    assert (name, "grad") in blamed
+    assert (name, "outp") not in blamed
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_programs_own_results_and_random_numbers_stay_as_they_are(device, name):
+    runs = []
+    for watch in (False, True):
+        run, results = CALLS[name][0](device), []
+        torch.manual_seed(5)
+        with op_tools.OpAutoCompare(verbose=0) if watch else contextlib.nullcontext():
+            results += run()
+        runs.append([*results, torch.rand(3, device=device), torch.rand(3)])
+    assert all(torch.equal(one, other) for one, other in zip(*runs))
+
+
+def test_under_autocast_and_checkpointing(device):
+    made = torch.nn.MultiheadAttention(16, 2, dropout=0.3, batch_first=True).to(device)
+    words = torch.randn(2, 6, 16, device=device, requires_grad=True)
+    losses = []
+
+    def run():
+        torch.manual_seed(3)
+        words.grad = made.in_proj_weight.grad = None
+        with torch.autocast(device, torch.bfloat16):
+            result = checkpoint(lambda x: made(x, x, x)[0], words, use_reentrant=False)
+            result = result + made(words, words, words)[0]
+        result.square().mean().backward()
+        losses.append([result.detach().clone(), words.grad.clone(), made.in_proj_weight.grad.clone()])
+
+    run()
+    blamed, skipped, tool = found(run)
+    assert (blamed, skipped) == (set(), [])
+    assert sum(tool.results.facts["without_dropout"].values()) == 2
+    assert all(torch.equal(one, other) for one, other in zip(*losses))
+
+
+def test_the_summary_says_so(device, capsys):
+    with op_tools.OpAutoCompare():
+        attention(device)()
+    printed = capsys.readouterr().out
+    assert "compared without their dropout: torch.nn.functional.scaled_dot_product_attention (1 call)" in printed
