@@ -1,24 +1,29 @@
-"""Misuse: each kind has a message that says what to do, and leaves the process as it was.
+"""Misuse: each of some sixty kinds has a message that says what to do, and leaves the process as it was.
 
 conftest.py checks after each test that nothing was left behind: no mode, no patch, no thread, no signal handler.
 """
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import op_tools
-from op_tools.errors import SettingError, UnknownOpError
+from op_tools.errors import CaptureError, SettingError, UnknownOpError
 
 TOOLS = ("OpAutoCompare", "OpCapture", "OpDtypeCast", "OpFallback", "OpObserve", "OpOverflowCheck", "OpTimeMeasure")
 
@@ -42,6 +47,7 @@ def _the_process_works_as_before(device):
 WRONG_ARGUMENTS = [
     ({"ops": 5}, "5 is no list of ops: give full names, such as 'torch.Tensor.add', or functions"),
     ({"ops": [5]}, "5 is no op: give its full name, such as 'torch.Tensor.add', or the function itself"),
+    ({"ops": b"torch.add"}, "b'torch.add' is no list of ops: give full names"),
     ({"ops": "torch.add,(sub"}, "'(sub' is neither a name nor a regular expression"),
     ({"skip": [None]}, "None is no op: give its full name"),
     ({"out": 5}, "out=5 cannot be used: it must be the path of a folder"),
@@ -57,6 +63,13 @@ WRONG_ARGUMENTS = [
     ({"condition": "x > 0"}, "the condition 'x > 0' cannot be called: give a function of the op's own arguments"),
     ({"step": "0-1"}, "got an unexpected keyword argument 'step'; did you mean steps? help({tool}) lists them"),
 ]
+
+
+def test_arguments_without_their_names():
+    with pytest.raises(
+        SettingError, match=r"too many positional arguments; they are given by name, such as ops=\.\.\."
+    ):
+        op_tools.OpCapture("torch.add", 3)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -83,6 +96,13 @@ def test_an_argument_of_every_tool(tool, arguments, said):
         ("OpCapture", {"mode": "stats"}, "mode='stats' cannot be used: it must be one of data, statistics"),
         ("OpCapture", {"memory": "much"}, "memory='much' cannot be used: it must be a number of bytes, such as"),
         ("OpDtypeCast", {"casts": "half to float"}, "half to float"),
+        (
+            "OpDtypeCast",
+            {"casts": [torch.half]},
+            "give a dictionary of dtypes, or text such as torch.float16->torch.float",
+        ),
+        ("OpDtypeCast", {"casts": {torch.half: torch.int32}}, "would turn floating numbers into whole ones"),
+        ("OpDtypeCast", {"casts": {"half": "float"}}, "'half': 'float' are not both dtypes"),
         ("OpFallback", {"auto": "yes"}, "auto='yes' cannot be used: it must be 0 or 1"),
         ("OpOverflowCheck", {"action": "halt"}, "action='halt' cannot be used: it must be one of continue, stop, dump"),
         ("OpTimeMeasure", {"trace_events": -1}, "trace_events=-1 cannot be used: it must be a whole number, 0 or"),
@@ -160,6 +180,17 @@ def test_a_variable_that_cannot_be(monkeypatch, tool, variable, value, said):
     with pytest.raises(SettingError, match=re.escape(said)) as error:
         getattr(op_tools, tool)().start()
     assert variable in str(error.value)
+
+
+def test_a_variable_that_is_spoilt_between_stop_and_start(monkeypatch, device, capsys):
+    tool = op_tools.OpObserve(verbose=0).start()
+    monkeypatch.setenv("OP_OBSERVE_LIST", "(")
+    torch.ones(3, device=device) * 2  # a running tool goes by what it was started with
+    tool.stop()
+    with pytest.raises(SettingError, match=re.escape("'(' is neither a name nor a regular expression")):
+        tool.start()
+    monkeypatch.delenv("OP_OBSERVE_LIST")
+    tool.start().stop()
 
 
 @pytest.mark.parametrize(
@@ -257,6 +288,18 @@ def test_apply_feature(arguments, error, said):
         op_tools.apply_feature(*arguments)
 
 
+def test_a_handle_that_is_removed_twice_and_elsewhere(device, capsys):
+    x = torch.ones(3, device=device)
+    first, second = (op_tools.apply_feature("torch.add", "dump_op_args") for _ in range(2))
+    torch.add(x, x)
+    in_thread(first.remove)
+    first.remove()
+    torch.add(x, x)
+    second.remove()
+    torch.add(x, x)
+    assert seen(capsys) == 3
+
+
 # ---- the order of start and stop, and threads ------------------------------------------------------------------------
 
 
@@ -319,6 +362,100 @@ def test_a_tool_started_in_a_thread_that_has_ended(device):
     tool.stop()
 
 
+def test_a_tool_started_in_several_threads_at_once(device):
+    tool = op_tools.OpObserve(verbose=0)
+    threads = [threading.Thread(target=tool.start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tool.stop()
+
+
+@pytest.mark.parametrize("stopped", ["in the next backward pass", "after it"])
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_tool_started_in_backward(tool, stopped, device, capsys):
+    """Autograd puts the stack of modes back after each node: the tool was on for good, and saw nothing."""
+    x = torch.ones(3, device=device, requires_grad=True)
+    made = getattr(op_tools, tool)(verbose=0)
+    for change in (made.start, made.stop):
+        y = x * 2
+        y.register_hook(lambda gradient, change=change: (change(), gradient)[1])
+        y.sum().backward()
+        if stopped == "after it":
+            made.stop()
+    assert torch.equal(x.grad.cpu(), torch.full((3,), 4.0))
+    assert capsys.readouterr().err == (
+        f"op_tools: {tool} was started inside a backward pass and has seen no more than the rest of one of its nodes: "
+        "start it before backward() is called\n"
+    )
+
+
+def test_a_tool_in_what_backward_computes_again(device, capsys):
+    x = torch.ones(3, device=device, requires_grad=True)
+
+    def layer(x):
+        with op_tools.OpObserve(ops="torch.Tensor.mul"):
+            return (x * 2).exp()
+
+    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
+    captured = capsys.readouterr()
+    assert (captured.out.count("forward_id: "), captured.err) == (2, "")
+
+
+def test_the_end_of_a_with_block_without_its_beginning(device):
+    tool = op_tools.OpObserve(verbose=0)
+    tool.__exit__(None, None, None)
+    tool.start()
+    tool.__exit__(None, None, None)  # who has not entered does not stop it
+    assert torch._C._len_torch_function_stack() == 1
+    tool.stop()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda tool: pickle.loads(pickle.dumps(tool))])
+def test_a_copy_of_a_tool(device, capsys, copied):
+    tool = op_tools.OpObserve(ops="torch.Tensor.mul")
+    other = copied(tool)
+    with tool, other:
+        torch.ones(3, device=device) * 2
+    assert seen(capsys) == 2
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_results_before_the_start(tool):
+    results = getattr(op_tools, tool)().results
+    assert (list(results), results.calls) == ([], 0)
+
+
+def test_a_process_that_forks_while_a_tool_is_on(device):
+    tool = op_tools.OpTimeMeasure(verbose=0).start()
+    x = torch.ones(3, device=device) * 2
+    child = os.fork()
+    if child == 0:
+        ended = 1
+        try:
+            tool.stop()
+            ended = torch._C._len_torch_function_stack()
+        finally:
+            os._exit(ended)
+    assert os.waitpid(child, 0)[1] == 0
+    x * 2
+    tool.stop()
+
+
+def test_a_handler_for_sigterm_that_is_set_while_a_tool_is_on():
+    before = signal.getsignal(signal.SIGTERM)
+
+    def own(number, frame):
+        """The program's."""
+
+    tool = op_tools.OpObserve(verbose=0).start()
+    signal.signal(signal.SIGTERM, own)
+    tool.stop()
+    assert signal.getsignal(signal.SIGTERM) is own
+    signal.signal(signal.SIGTERM, before)
+
+
 def test_a_tool_stopped_by_its_own_condition(device):
     x = torch.ones(3, device=device)
     tool = op_tools.OpObserve(ops="torch.Tensor.mul", condition=lambda *args: tool.stop())
@@ -358,6 +495,30 @@ def test_a_folder_that_cannot_be_written(tool, out, device, capsys, tmp_path):
     assert re.search(r"cannot (write|be written)", said)
     assert "training goes on" in said
     assert "RecursionError" not in said
+
+
+def test_a_folder_that_goes_away(device, capsys):
+    x = torch.ones(3, device=device)
+    with op_tools.OpCapture(out="captures", verbose=0) as tool:
+        x * 2
+        shutil.rmtree("captures", ignore_errors=True)
+        x * 3
+    assert tool.results.calls == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("nowhere", "nowhere holds no statistics: there is no such file or folder"),
+        ("a_file", "a_file cannot be used: it holds no statistics that OpCapture wrote"),
+        (".", 'there is no op_capture_statistics_*.pack below it. OpCapture(mode="statistics") makes them.'),
+    ],
+)
+def test_statistics_that_are_not_there(folder, said):
+    Path("a_file").write_text("something else")
+    with pytest.raises(CaptureError, match=re.escape(said)):
+        list(op_tools.read_statistics(folder))
 
 
 def test_steps_and_ranks_that_never_come(device, capsys):

@@ -20,10 +20,11 @@ from op_tools.core.route import through_tools
 from op_tools.core.watcher import AnyWatcher
 from op_tools.ops.catalogue import NO_OPS
 from op_tools.ops.names import op_name
-from op_tools.output import tables
+from op_tools.output import messages, tables
 from op_tools.values import tensors
 
 _local = threading.local()
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # the running backward pass
 MAX_PLANS = 10_000  # distinct functions that are remembered; classes made in a loop must not fill the memory
 
 
@@ -50,6 +51,7 @@ class Session:
         self._thread = threading.current_thread()
         self._tools: list[AnyWatcher] = []
         self._mode: Mode | None = None
+        self._is_fleeting = False  # put on in a backward pass: autograd puts the stack back after each of its nodes
         self._is_stale = False  # a tool was started or stopped, or a step begun, where the mode could not be changed
         self.plans: dict[Any, Plan | None] = {}
 
@@ -61,6 +63,11 @@ class Session:
     def remove(self, tool: AnyWatcher) -> None:
         if tool in self._tools:
             self._tools.remove(tool)
+        if self._is_lost():
+            messages.complain(
+                f"{type(tool).__name__} was started inside a backward pass and has seen no more than the rest of one "
+                "of its nodes: start it before backward() is called"
+            )
         self._refresh()
 
     def step_began(self) -> None:
@@ -71,6 +78,8 @@ class Session:
         """Puts the mode on the stack, or takes it off. Each thread has its own stack, which no other can change."""
         self.plans.clear()
         is_own = self._is_this_threads()
+        if self._is_lost():
+            self._leave()
         self._is_stale = self._thread.is_alive() and (not is_own or self._is_mode_in_use())
         if self._is_stale:  # the next op in this session's thread sees to it, or the end of the one that is running
             if is_own:
@@ -81,17 +90,26 @@ class Session:
             dynamo.make_room()
         if awake and self._mode is None:
             self._mode = Mode(self)
+            self._is_fleeting = _graph_task() >= 0
             _put_under_the_stack(self._mode)
             autograd_functions.watch(self, Mode)
             quiet.begin(self, Mode)
             graphs.watch(self)
         elif not awake and self._mode is not None:
-            mode, self._mode = self._mode, None
-            autograd_functions.leave(self)
-            quiet.end(self)
-            graphs.leave(self)
+            mode = self._mode
+            self._leave()
             if is_own:
                 _take_off_the_stack(mode)
+
+    def _leave(self) -> None:
+        self._mode = None
+        autograd_functions.leave(self)
+        quiet.end(self)
+        graphs.leave(self)
+
+    def _is_lost(self) -> bool:
+        """Whether the mode has gone with the autograd node in which it was put on. Of others' stacks nobody knows."""
+        return self._is_fleeting and self._mode is not None and not (self._is_this_threads() and self._mode in _stack())
 
     def _is_this_threads(self) -> bool:
         return getattr(_local, "session", None) is self

@@ -131,7 +131,7 @@ class Tool(Watcher[State, Kept]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._entered.pop():  # else somebody else has started it, and stops it
+        if self._entered and self._entered.pop():  # else somebody else has started it, and stops it
             self.stop()
 
     def __call__(self, function: Function) -> Function:

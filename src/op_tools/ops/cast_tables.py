@@ -102,10 +102,12 @@ def tables_from(casts: Casts) -> CastTables:
         return CastTables(parse("casts", casts, parse_casts, _HELP), {})
     table: CastTable = {}
     try:
+        if not isinstance(casts, Mapping):
+            raise ValueError("give a dictionary of dtypes, or text such as torch.float16->torch.float32")
         for source, target in casts.items():
             if not isinstance(source, torch.dtype) or not isinstance(target, torch.dtype):
                 raise ValueError(f"{source!r}: {target!r} are not both dtypes")
             _add(table, source, target)
-    except (AttributeError, ValueError) as error:
+    except ValueError as error:
         raise SettingError(f"casts={casts!r} cannot be used: {error}. It means: {_HELP}") from None
     return CastTables(table, {})

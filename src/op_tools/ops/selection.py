@@ -117,7 +117,7 @@ def _from_argument(ops: Ops) -> list[str]:
         return split(ops)
     if callable(ops):
         return [op_name(ops)]
-    if not isinstance(ops, Iterable):
+    if not isinstance(ops, Iterable) or isinstance(ops, bytes):
         raise SettingError(f"{ops!r} is no list of ops: give full names, such as 'torch.Tensor.add', or functions")
     names = []
     for op in ops:
