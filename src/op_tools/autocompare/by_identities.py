@@ -168,6 +168,7 @@ class Proofs:
             outcome = Outcome(Comparison(failure="the device's memory did not suffice"))
             if found is not None:
                 outcome = self._outcome(record, numbers, copies)
+            outcome.is_second = self._only_wrong
             if outcome.comparison.is_wrong or outcome.comparison.failure or not self._only_wrong:
                 self._deliver(record.call, outcome)
 

@@ -174,6 +174,7 @@ class Outcome:
     comparison: Comparison
     text: str = ""
     saved: list[str] = field(default_factory=list)
+    is_second: bool = False  # of a call that has been counted already
 
 
 class Report:
@@ -192,7 +193,7 @@ class Report:
     def take(self, call: OpCall, outcome: Outcome) -> None:
         """One call, or its gradients."""
         comparison = outcome.comparison
-        self.summary.add(call, comparison, outcome.saved)
+        self.summary.add(call, comparison, outcome.saved, outcome.is_second)
         rows = comparison.rows
         if rows:
             self._csv.add_lines(csv_lines(call, rows).encode(), len(rows))

@@ -55,10 +55,10 @@ class Summary:
         self.gradients_left_out = 0  # of calls, for lack of memory
         self.coverage = ""  # where the calls of a step are compared in turns
 
-    def add(self, call: OpCall, comparison: Comparison, saved: Sequence[str] = ()) -> int:
+    def add(self, call: OpCall, comparison: Comparison, saved: Sequence[str] = (), is_second: bool = False) -> int:
         """Takes a comparison in; returns how many calls at this place are wrong, with this one."""
         with self._lock:
-            self.calls += 1
+            self.calls += not is_second
             reason = comparison.failure or comparison.skipped
             if reason:
                 self._not_compared[call.name, reason] = self._not_compared.get((call.name, reason), 0) + 1

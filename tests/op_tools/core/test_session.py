@@ -464,7 +464,7 @@ class TestHelp:
     @pytest.mark.parametrize(
         ("name", "own"),
         [
-            ("OpAutoCompare", ("reference", "once", "every", "worker", "memory", "fail")),
+            ("OpAutoCompare", ("reference", "once", "every", "worker", "memory", "fail", "until_covered")),
             ("OpCapture", ("mode", "memory")),
             ("OpDtypeCast", ("casts",)),
             ("OpFallback", ("auto",)),

@@ -129,7 +129,8 @@ class ClassLoss:
         losses = torch.where(is_counted, logarithm - below.gather(-1, picked), below.new_zeros(()))
         noise = (4 + below.abs().amax(-1, keepdim=True) + wide(self._given).abs().amax(-1, keepdim=True)).square()
         noise = torch.where(is_counted, 16 * rounding.accumulator**2 * noise, below.new_zeros(()))
-        noise = noise + (rounding.result * losses) ** 2  # log_softmax may be rounded before it is picked from
+        # log_softmax may be rounded before it is picked from, and its parts as well
+        noise = noise + torch.where(is_counted, (rounding.result * (losses.abs() + self._parts(logarithm))) ** 2, 0)
         if self._reduction == "none":
             variance = rounding.of_values(losses.square().squeeze(-1), 1) + noise.squeeze(-1)
             wanted = losses
@@ -160,8 +161,9 @@ class ClassLoss:
         wanted = projected(right, columns)
         noise = squared((4 + 2 * below.clamp(min=-1e4).abs()) * shares) + 64 * shares.square().sum(-1)
         noise = torch.where(is_counted.squeeze(-1), noise * factor.square().squeeze(-1), noise.new_zeros(()))
-        # what autograd keeps of log_softmax may be rounded, which moves each probability by that much of the logarithm
-        kept = (rounding.result * (below - logarithm).clamp(min=-1e4) * shares).square().sum(-1)
+        # what autograd keeps of log_softmax may be rounded, and its parts: that moves each probability
+        logarithms = (below - logarithm).clamp(min=-1e4).abs() + self._parts(logarithm)
+        kept = (rounding.result * logarithms * shares).square().sum(-1)
         kept = torch.where(is_counted.squeeze(-1), kept * factor.square().squeeze(-1), kept.new_zeros(()))
         variance = rounding.of_values(squared(right), right.shape[-1]) + rounding.accumulator**2 * noise + kept
         slope = rounding.of_slope() + 14 * rounding.accumulator
@@ -176,6 +178,10 @@ class ClassLoss:
         is_counted = (self._target != self._ignored).unsqueeze(-1)
         picked = torch.where(is_counted, self._target.unsqueeze(-1), 0)
         return below, below.exp().sum(-1, keepdim=True).log(), picked, is_counted
+
+    def _parts(self, logarithm: Tensor) -> Tensor:
+        """The size of what is subtracted from each logit."""
+        return (wide(self._given).amax(-1, keepdim=True) + logarithm).abs()
 
     def tensors(self) -> list[Tensor]:
         return [self._given, self._target]
