@@ -54,41 +54,41 @@ class Where:
     `stack` is the whole Python stack, where OP_TOOLS_PRINT_STACK asks for it.
     """
 
-    __slots__ = ("_code", "_instruction", "module", "stack")
+    __slots__ = ("code", "instruction", "module", "stack")
 
     def __init__(self, code: CodeType | None, instruction: int, module: str, stack: str | None) -> None:
-        self._code = code
-        self._instruction = instruction
+        self.code = code  # None where nobody knows, or another run was there
+        self.instruction = instruction
         self.module = module
         self.stack = stack
 
     def line(self) -> str:
         """`path/norm.py:26 manual_rms_norm: return weight * my_input`."""
-        if self._code is None:
+        if self.code is None:
             return "<unknown>"
-        key = (id(self._code), self._instruction)
+        key = (id(self.code), self.instruction)
         known = _lines.get(key)
-        if known is None or known[0] is not self._code:
-            file, number = self._code.co_filename, self.line_number()
-            function = compiled_code.users_name(self._code.co_name)
+        if known is None or known[0] is not self.code:
+            file, number = self.code.co_filename, self.line_number()
+            function = compiled_code.users_name(self.code.co_name)
             text = f"{file}:{number} {function}: {linecache.getline(file, number).strip()}"
             text = text.encode(errors="backslashreplace").decode()  # a path may hold bytes that are no characters
             if len(_lines) >= MAX_LINES:
                 _lines.clear()
-            known = _lines[key] = (self._code, text)
+            known = _lines[key] = (self.code, text)
         return known[1]
 
     def file(self) -> str:
         """The source file."""
-        return self._code.co_filename if self._code is not None else "<unknown>"
+        return self.code.co_filename if self.code is not None else "<unknown>"
 
     def line_number(self) -> int:
         """The line in the file."""
-        if self._code is None:
+        if self.code is None:
             return 0
-        number = self._code.co_firstlineno
-        for start, end, line in _lines_of(self._code):
-            if start <= self._instruction < end and line is not None:
+        number = self.code.co_firstlineno
+        for start, end, line in _lines_of(self.code):
+            if start <= self.instruction < end and line is not None:
                 number = line
         return number
 
@@ -140,14 +140,13 @@ def choose_way(helper: Any) -> None:
 
 
 def for_helper() -> tuple[Any, ...]:
-    """What the C++ helper needs to find a place and to have it formatted."""
-    return _is_users_file, _CALLS_FORWARD, words, _paths, _pretended
+    """What the C++ helper needs to find a place."""
+    return _is_users_file, _CALLS_FORWARD, _paths, _pretended
 
 
-def words(code: CodeType, instruction: int, module: Any) -> tuple[str, str]:
-    """The line and the module, for the helper."""
-    where = Where(code, instruction, "" if module is None else _path_of_module(module), None)
-    return where.line(), where.module
+def of_helper(code: CodeType, instruction: int, module: Any) -> Where:
+    """A place that the helper has found."""
+    return Where(code, instruction, "" if module is None else _path_of_module(module), None)
 
 
 def here(with_stack: bool = False) -> Where:
@@ -157,7 +156,7 @@ def here(with_stack: bool = False) -> Where:
     if _find_frame is not None and not with_stack:
         found = _find_frame(_is_users_file, _CALLS_FORWARD)
         if found is not None:
-            return Where(found[0], found[1], "" if found[2] is None else _path_of_module(found[2]), None)
+            return of_helper(*found)
     frame: FrameType | None = sys._getframe()  # with our own frames: the C++ helper must know their files, too
     files = _is_users_file
     module: Any = None

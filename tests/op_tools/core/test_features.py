@@ -221,7 +221,7 @@ class TestThirdParties:
         ("name", "said"),
         [
             ("measure_op_time", "op elasped info saved to"),
-            ("autocompare", "OpAutoCompare: 3 calls"),
+            ("autocompare", "OpAutoCompare: nothing wrong in 3 calls"),
             ("overflow_check", "flashy.reciprocal made Inf out of finite inputs"),
             ("op_capture", "OpCapture: 6 files of 2 calls"),
             ("fallback", "| calls on the CPU |"),

@@ -67,7 +67,7 @@ def test_a_program_whose_path_the_terminal_cannot_show(tmp_path):
     done = subprocess.run([sys.executable, path], capture_output=True, env=environment, cwd=tmp_path, timeout=600)
     said = done.stdout.decode("ascii")
     assert done.returncode == 0, done.stderr
-    assert "OpAutoCompare: 4 calls" in said
+    assert "OpAutoCompare: nothing wrong in 4 calls" in said
     assert "OpCapture: 8 files of 2 calls" in said
     assert r"\u6a21\u578b\udcff.py:6 \u9664" in said  # where Inf was made
     assert "op elasped info saved to" in said

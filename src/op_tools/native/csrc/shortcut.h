@@ -33,9 +33,9 @@ struct Surroundings {
   Object plain_classes;         // {class of tensors: whether it is only a name}
   Object questions;             // functions without arguments: True is unusual
   Object files, calls_forward;  // see frames.h
-  Object words;                 // (code, instruction, module) -> (line, path)
   Object paths;                 // of modules that are known; see where.py
   Object pretended;             // not empty: the place in the program is another one
+  Object words;                 // (code, instruction, module) -> (line, path, what runs ops there); see users_line.py
   Object ids, steps;            // the next forward_id; steps.current
 };
 
@@ -81,31 +81,34 @@ inline bool is_on_device(PyObject* args, PyObject* kwargs, const Surroundings& a
 // The places that one op is called from, in words.
 class Sites {
  public:
-  std::shared_ptr<const timer::Site> find(const std::string& name, const where::Place& place, const Surroundings& around) {
+  struct Known {
+    Object code, module;  // that one is held, of this one is known whether it is still there
+    std::shared_ptr<const timer::Site> site;
+    Object run;  // (func, args, kwargs): calls an op there
+  };
+
+  Known find(const std::string& name, const where::Place& place, const Surroundings& around) {
     const Py_ssize_t count_of_paths = PyDict_Size(around.paths.ptr());
     if (count_of_paths != count_of_paths_ || known_.size() > most) known_.clear();  // paths may have changed
     count_of_paths_ = count_of_paths;
     const Key key{place.code.ptr(), place.module.ptr(), place.instruction};
     const auto found = known_.find(key);
     // another module may lie where one was
-    if (found != known_.end() && (place.module.is_none() || is_alive(found->second.module))) return found->second.site;
+    if (found != known_.end() && (place.module.is_none() || is_alive(found->second.module))) return found->second;
     // other threads may come here while Python looks for words
     const auto words = stolen(PyObject_CallFunction(around.words.ptr(), "OlO", place.code.ptr(), place.instruction,
                                                     place.module.ptr()));
     auto module = place.module.is_none() ? Object() : stolen(PyWeakref_NewRef(place.module.ptr(), nullptr));
     auto site = std::make_shared<timer::Site>(timer::Site{name, timer::as_string(PyTuple_GET_ITEM(words.ptr(), 1)),
                                                           timer::as_string(PyTuple_GET_ITEM(words.ptr(), 0))});
-    known_[key] = {place.code, std::move(module), site};
-    return site;
+    Known known{place.code, std::move(module), std::move(site), borrowed(PyTuple_GET_ITEM(words.ptr(), 2))};
+    known_[key] = known;
+    return known;
   }
 
  private:
   static constexpr size_t most = 1000;
 
-  struct KnownSite {
-    Object code, module;  // that one is held, of this one is known whether it is still there
-    std::shared_ptr<const timer::Site> site;
-  };
   using Key = std::tuple<PyObject*, PyObject*, long>;
   struct Hash {
     size_t operator()(const Key& key) const {
@@ -119,7 +122,7 @@ class Sites {
     return !stolen(PyObject_CallNoArgs(reference.ptr())).is_none();
   }
 
-  std::unordered_map<Key, KnownSite, Hash> known_;
+  std::unordered_map<Key, Known, Hash> known_;
   Py_ssize_t count_of_paths_ = 0;
 };
 
@@ -129,6 +132,7 @@ struct OnTheWay {
   gradients::Inputs inputs;
   uint64_t since = 0;
   bool wants_gradients = false;
+  Object run;  // calls the op as if the user's line did
 };
 
 // The calls of one op.
@@ -149,7 +153,9 @@ struct Shortcut {
       return false;
     static PyObject* const current = PyUnicode_InternFromString("current");
     auto told = timer->new_call();
-    told->site = sites.find(name, place, around);
+    auto known = sites.find(name, place, around);
+    told->site = std::move(known.site);
+    call.run = std::move(known.run);
     told->step = PyLong_AsLongLong(stolen(PyObject_GetAttr(around.steps.ptr(), current)).ptr());
     told->id = PyLong_AsLongLong(stolen(PyIter_Next(around.ids.ptr())).ptr());
     if (at::GradMode::is_enabled()) {
@@ -200,7 +206,7 @@ struct Shortcut {
     if (!try_to([&] { is_begun = begin(args, kwargs, call); }))
       return report_error() ? PyObject_Call(func, args, kwargs) : nullptr;
     if (!is_begun) return otherwise.inc_ref().ptr();
-    PyObject* result = PyObject_Call(func, args, kwargs);
+    PyObject* result = PyObject_CallFunctionObjArgs(call.run.ptr(), func, args, kwargs, nullptr);
     if (result == nullptr) {
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
