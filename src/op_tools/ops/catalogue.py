@@ -57,6 +57,7 @@ class Trait(enum.Flag):
     READS_BACK = enum.auto()  # the host waits for the device there anyway
     NO_ARITHMETIC = enum.auto()  # changes what a tensor is like, moves it to another device, takes memory, or asks
     WRITES_AT_TIMES = enum.auto()  # changes an argument in some calls: running statistics, renormed weights
+    FLOAT32_NUMBERS = enum.auto()  # takes tensors of one number, a scale or a flag, which are float32 whatever the rest
     SECOND_RESULT_ON_CPU = enum.auto()  # wherever its arguments are
     # what torch.autocast runs it in
     AUTOCAST_LOW = enum.auto()
@@ -184,6 +185,8 @@ _OF_OPS = {
         pinverse quantile remainder round searchsorted sign special.zeta trunc upsample upsample_nearest __floordiv__
         __mod__ __rfloordiv__ __rmod__""",
     Trait.DECIDES: """bucketize ceil eq equal floor ge gt heaviside le lt ne round searchsorted sign trunc""",
+    Trait.FLOAT32_NUMBERS: """_amp_foreach_non_finite_check_and_unscale _amp_update_scale _fused_adagrad _fused_adam
+        _fused_adamw _fused_sgd""",
     Trait.BENDS: """abs absolute clamp clamp_max clamp_min clip fmax fmin hardtanh leaky_relu maximum minimum relu relu6
         threshold""",
     Trait.DIVIDES: "floor_divide fmod remainder __floordiv__ __mod__ __rfloordiv__ __rmod__",

@@ -499,3 +499,23 @@ def test_memory_that_nobody_has_written_is_not_compared(device):
         x.new(64, 64)
     assert tool.results[:] == []
     assert tool.summary.values == 0
+
+
+# ---- optimizers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_scaled_steps_of_a_fused_optimizer_are_compared(device, reference):
+    parameter = torch.randn(8, 3, device=device, requires_grad=True)
+    optimizer = torch.optim.Adam([parameter], fused=True)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0)
+
+    def run():
+        scaler.scale((torch.randn(16, 8, device=device) @ parameter).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        run()
+    assert (tool.results[:], tool.results.not_looked_at) == ([], [])

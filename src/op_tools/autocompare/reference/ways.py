@@ -102,11 +102,17 @@ def ways_with(cast_table: Callable[[str], Dtypes | None], on_device: bool) -> Fi
         higher = Way("higher precision", dtypes, None if on_device else "cpu")
         if chosen is not None and chosen is not torch.float32:
             higher = Way(higher.name, dtypes, higher.device, rounded_to(chosen, dtypes.get(chosen, chosen)))
+        elif catalogue.has(name, Trait.FLOAT32_NUMBERS):
+            higher = Way(higher.name, dtypes, higher.device, _but_single_numbers(dtypes))
         own = _on_device(higher, is_tf32) if on_device else _on_cpu(name, autocast, chosen, is_tf32)
         is_exact = not on_device and catalogue.has(name, Trait.EXACT)
         return Ways(higher, own, found or Trait.SUMS, found is None, is_exact, on_device, chosen, is_tf32)
 
     return find
+
+
+def _but_single_numbers(dtypes: Dtypes) -> Convert:
+    return lambda tensor: tensor if tensor.dim() == 0 else tensor.to(dtypes.get(tensor.dtype, tensor.dtype))
 
 
 def _on_device(higher: Way, is_tf32: bool) -> list[tuple[Function | None, Way]]:
