@@ -103,7 +103,10 @@ def _verdict(tool: str, total: Row) -> str:
         "OpFallback": "on the CPU",
         "OpDtypeCast": "cast",
     }
-    return f"{calls} {words.get(tool, 'seen')}"
+    why = (
+        ": none of these ops ran in a dtype that is to be cast" if tool == "OpDtypeCast" and not total["calls"] else ""
+    )
+    return f"{calls} {words.get(tool, 'seen')}{why}"
 
 
 def _table(columns: Iterable[tuple[str, str]], rows: Iterable[tuple[str, ...]], left: int) -> Table:

@@ -175,6 +175,12 @@ def test_ops_that_take_no_time_are_not_called_slow():
     assert screen._slow([row(f"torch.op{i}", 0.001) for i in range(1000)]).row_count == 1
 
 
+def test_a_cast_that_nothing_needed_is_told():
+    assert screen._verdict("OpDtypeCast", {"calls": 3}) == "3 calls cast"
+    nothing = "0 calls cast: none of these ops ran in a dtype that is to be cast"
+    assert screen._verdict("OpDtypeCast", {"calls": 0}) == nothing
+
+
 def test_a_traceback_is_the_programs_own(ditorch_command, program, tmp_path):
     run = ditorch_command("run", "--time", program("raise RuntimeError('my own')\n"))
     assert run.returncode == 1
