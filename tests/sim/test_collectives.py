@@ -16,6 +16,10 @@ from ditorch import sim
 from .. import ranks
 
 SIZE = 2
+ATTENTION = "_scaled_dot_product_fused_attention_overrideable"
+KNOWS_SHAPE_OF_ATTENTION = hasattr(torch.ops.aten, ATTENTION) and torch._C._dispatch_has_kernel_for_dispatch_key(
+    f"aten::{ATTENTION}", "Meta"
+)
 
 
 # ---- what the processes do: (rank, device) -> something for JSON -------------------------------------------------
@@ -59,6 +63,19 @@ def do_reduce(rank, device):
     return tensor.tolist() if rank == 1 else None
 
 
+def do_averages(rank, device):
+    from torch.distributed import _functional_collectives as functional
+
+    own = torch.tensor([1.0, 2.0], device=device) * (rank + 1)
+    everywhere, at_one, part, whole = own.clone(), own.clone(), torch.zeros(1, device=device), own.int()
+    dist.all_reduce(everywhere, op=dist.ReduceOp.AVG)
+    dist.reduce(at_one, 1, op=dist.ReduceOp.AVG)
+    dist.reduce_scatter_tensor(part, own, op=dist.ReduceOp.AVG)
+    dist.all_reduce(whole, op=dist.ReduceOp.AVG)
+    waited = functional.all_reduce(own, "avg", dist.group.WORLD) + 0
+    return [tensor.tolist() for tensor in (everywhere, at_one, part, whole, waited)]
+
+
 def do_broadcast(rank, device):
     tensor = torch.full((2,), float(rank), device=device)
     dist.broadcast(tensor, src=1)
@@ -80,6 +97,15 @@ def do_all_gather_into_tensor(rank, device):
 def do_reduce_scatter_tensor(rank, device):
     part = torch.zeros(2, device=device)
     dist.reduce_scatter_tensor(part, torch.arange(4.0, device=device) * (rank + 1))
+    return part.tolist()
+
+
+def do_waiting_twice(rank, device):
+    part = torch.zeros(1, device=device)
+    work = dist.reduce_scatter_tensor(part, torch.arange(2.0, device=device), async_op=True)
+    work.wait()
+    part += 5
+    work.wait()
     return part.tolist()
 
 
@@ -285,6 +311,8 @@ def do_captured_data_parallel(rank, device):
 
 def do_attention_of_distributed_tensors(rank, device):
     """Attention over tensors that are split between the processes, forward and backward, against one process' own."""
+    if not KNOWS_SHAPE_OF_ATTENTION:
+        return None
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = dist.init_device_mesh("sim", (SIZE,))
@@ -323,6 +351,8 @@ def attention_and_gradients(tensors, options):
 
 
 def do_attention_of_a_reshaped_distributed_tensor(rank, device):
+    if not KNOWS_SHAPE_OF_ATTENTION:
+        return None
     from torch.distributed.tensor import Shard, distribute_tensor
 
     def gradient(tensor):
@@ -363,10 +393,12 @@ def results(tmp_path_factory, worker_id):
             [[0.5, 0.5, 0, 1], "sim:1", "torch.sparse_coo"],
         ),
         (do_reduce, None, [3, 3]),
+        (do_averages, *([[1.5, 3], kept, part, [1, 3], [1.5, 3]] for kept, part in (([1, 2], [1.5]), ([1.5, 3], [3])))),
         (do_broadcast, [1, 1], [1, 1]),
         (do_all_gather, [[0, 0], [1, 1]], [[0, 0], [1, 1]]),
         (do_all_gather_into_tensor, [0, 0, 1, 1], [0, 0, 1, 1]),
         (do_reduce_scatter_tensor, [0, 3], [6, 9]),
+        (do_waiting_twice, [5], [7]),
         (do_all_to_all_single, [10, 20], [11, 21]),
         (do_gather, [[5], [6]], None),
         (do_scatter, [7], [8]),
@@ -437,11 +469,6 @@ def test_data_parallel_gradients_are_reduced_in_each_replay(results):
     for same, _ in results(do_captured_data_parallel):
         assert same
         assert all(same)
-
-
-KNOWS_SHAPE_OF_ATTENTION = torch._C._dispatch_has_kernel_for_dispatch_key(
-    "aten::_scaled_dot_product_fused_attention_overrideable", "Meta"
-)
 
 
 @pytest.mark.skipif(not KNOWS_SHAPE_OF_ATTENTION, reason="DTensor of this torch cannot plan with a chip's attention")

@@ -20,8 +20,12 @@ class DeviceWork final : public c10d::Work {
   std::exception_ptr exception() const override { return host_->exception(); }
   int sourceRank() const override { return host_->sourceRank(); }
   std::vector<Tensor> result() override { return results_; }
-  void synchronize() override { host_->synchronize(); }
-  bool wait(std::chrono::milliseconds timeout) override { return host_->wait(timeout); }
+  void synchronize() override { wait(kNoTimeout); }
+  // Once: each time, gloo's reduce_scatter copies its result to where it belongs.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    if (!waited_) waited_ = host_->wait(timeout);
+    return waited_;
+  }
   void abort() override { host_->abort(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     return host_->getFuture()->then([results = results_](c10::ivalue::Future& done) {
@@ -33,6 +37,7 @@ class DeviceWork final : public c10d::Work {
  private:
   c10::intrusive_ptr<c10d::Work> host_;
   std::vector<Tensor> results_;
+  std::atomic<bool> waited_{false};
 };
 
 // How DistributedDataParallel times its parts: by the host's clock, since kernels run when they are called.
@@ -71,6 +76,21 @@ inline c10::intrusive_ptr<c10d::ProcessGroup> group_of(const Stack& stack, size_
   for (size_t i = first; i < stack.size(); i++)
     if (stack[i].isCustomClass() && *stack[i].type() == *group_type) return stack[i].toCustomClass<c10d::ProcessGroup>();
   TORCH_INTERNAL_ASSERT(false, "a collective without a process group");
+}
+
+// As NCCL, chips average by themselves; gloo does not in older releases. True if it was asked for: a sum takes its place.
+inline bool sum_for_average(IValue& argument) {
+  static const auto type = c10::getCustomClassType<c10::intrusive_ptr<c10d::ReduceOp>>();
+  if (!argument.isCustomClass() || *argument.type() != *type) return false;
+  if (!(*argument.toCustomClass<c10d::ReduceOp>() == c10d::ReduceOp::AVG)) return false;
+  argument = c10::make_intrusive<c10d::ReduceOp>(c10d::ReduceOp::SUM);
+  return true;
+}
+
+// Of whole numbers, the average is whole, too.
+inline void divide(const Tensor& tensor, int64_t divisor) {
+  if (at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false)) tensor.div_(divisor, "trunc");
+  else tensor.div_(divisor);
 }
 
 inline void return_from(Stack* stack, size_t first, IValue tensors, c10::intrusive_ptr<c10d::Work> work) {
@@ -139,10 +159,12 @@ inline void collective(const OperatorHandle& op, Stack* stack) {
   // As with NCCL, a process that does not get the sum keeps its tensor as it is; gloo adds up in it.
   const bool keeps_own = name == "c10d::reduce_" && (*stack)[first + 3].toInt() != group_of(*stack, first)->getRank();
   const bool flat = ignores_shape(name);
-  std::vector<Tensor> tensors;
+  int64_t divisor = 1;
+  std::vector<Tensor> tensors, outputs;
   std::optional<c10::ScalarType> dtype;
   for (size_t i = first; i < stack->size(); i++) {
     let_aliases_in((*stack)[i]);
+    if (sum_for_average((*stack)[i])) divisor = group_of(*stack, first)->getSize();
     for_each_tensor((*stack)[i], [&](const Tensor& tensor) {
       if (on_device(tensor)) wait_for_current_stream(tensor.device().index());
       tensors.push_back(keeps_own ? tensor.clone() : tensor);
@@ -152,6 +174,7 @@ inline void collective(const OperatorHandle& op, Stack* stack) {
       dtype = tensor.scalar_type();
       return shaped.view(c10::ScalarType::Byte);
     });
+    if (i == first) outputs = tensors;
   }
 
   run_on_host(op, op, Signature(op.schema()), stack);
@@ -161,9 +184,11 @@ inline void collective(const OperatorHandle& op, Stack* stack) {
     if (dtype) for_each_tensor(result, [&](const Tensor& tensor) { return tensor.view(*dtype); });
     if (result.isTensorList()) tensors = result.toTensorVector();
     if (!result.isCustomClass()) continue;
-    auto work = result.toCustomClass<c10d::Work>();
-    if (recorded_calls != 0) work->wait();  // the next call of the graph may need it
-    result = c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<DeviceWork>(std::move(work), tensors));
+    auto work = c10::make_intrusive<DeviceWork>(result.toCustomClass<c10d::Work>(), tensors);
+    if (divisor != 1 || recorded_calls != 0) work->wait();  // the next call of a graph may need it
+    if (divisor != 1)
+      for (const Tensor& output : outputs) divide(output, divisor);
+    result = c10::intrusive_ptr<c10d::Work>(std::move(work));
   }
 }
 
