@@ -110,3 +110,18 @@ def test_the_inference_fast_path_of_an_encoder_takes_a_padding_mask(norm_first):
         host = encoder(inputs, src_key_padding_mask=padding)
         device = encoder.to("sim")(inputs.to("sim"), src_key_padding_mask=padding.to("sim"))
     torch.testing.assert_close(device.cpu(), host, rtol=0, atol=0)
+
+
+def test_a_compiled_encoder_takes_a_padding_mask():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).to("sim").eval()
+    compiled = torch.compile(encoder, backend="aot_eager")
+    for length, end in ((5, 3), (7, 2)):
+        inputs, padding = torch.randn(2, length, 16).to("sim"), torch.zeros(2, length, dtype=torch.bool)
+        padding[1, end:] = True
+        with torch.no_grad():
+            found, expected = (each(inputs, src_key_padding_mask=padding.to("sim")) for each in (compiled, encoder))
+        # compiled code may take the slow path, as on the CPU, which computes what is padded, too
+        torch.testing.assert_close(found.cpu()[~padding], expected.cpu()[~padding])
+    torch._dynamo.reset()
