@@ -161,7 +161,8 @@ def _heading(call: OpCall, comparison: Comparison) -> str:
 def _reasons(comparison: Comparison) -> str:
     """A line for each value that is wrong."""
     wrong = [row for row in comparison.rows if row.is_wrong and row.verdict is not None]
-    return "\n".join(f"wrong: {row.name}: {row.verdict.reason}" for row in wrong if row.verdict is not None)
+    lines = [f"wrong: {row.name}: {row.verdict.reason}" for row in wrong if row.verdict is not None]
+    return "\n".join([*lines, *([comparison.remark] if comparison.remark else [])])
 
 
 # ---- the whole run ---------------------------------------------------------------------------------------------------

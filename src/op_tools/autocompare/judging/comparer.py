@@ -5,6 +5,7 @@ The tool does it while a program runs, or a worker process does it for the tool.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.values import trees
 
+MAX_SAVED_REFERENCE_BYTES = 2**30  # of a wrong call, with its arguments in float64
+
 
 @dataclass
 class Comparison:
@@ -32,6 +35,7 @@ class Comparison:
     casts: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
     failure: str = ""
     skipped: str = ""
+    remark: str = ""  # what else is to be said
     reference: Reference | None = None  # the runs, if they can be used again for the gradients
 
     @property
@@ -56,7 +60,7 @@ class Comparer:
         if not self._shows_runs and _is_large(call):
             found = in_pieces.forward(call, self.references, self.tolerances)
             if found is not None:
-                return Comparison(found.rows, casts=found.casts)
+                return self._with_run(Comparison(found.rows, casts=found.casts), call, None)
         try:
             reference = self.references.of(call, None, with_graph)
             rows = judge.rows_of(call.values(reference), reference, self.tolerances)
@@ -74,7 +78,7 @@ class Comparer:
         if reference is None and not self._shows_runs and _is_large(call):
             found = in_pieces.backward(call, gradients, self.references, self.tolerances)
             if found is not None:
-                return Comparison(found.rows, casts=found.casts)
+                return self._with_run(Comparison(found.rows, casts=found.casts), call, gradients)
         try:
             if reference is None or not reference.run_backward(gradients.outputs):
                 reference = self.references.of(call, gradients.outputs)
@@ -82,6 +86,20 @@ class Comparer:
             return Comparison(rows, reference.expected, reference.gradients, reference.casts)
         except CannotCompare as error:
             return Comparison(failure=str(error))
+
+    def _with_run(self, comparison: Comparison, call: ObservedCall, gradients: Gradients | None) -> Comparison:
+        """A wrong call that was compared in pieces, with the whole reference, to be saved: if there is room for it."""
+        if not comparison.is_wrong:
+            return comparison
+        elements = call.result.numel() + sum(tensor.numel() for tensor in call.given.tensors)
+        if 8 * elements > MAX_SAVED_REFERENCE_BYTES:
+            comparison.remark = "the reference is too large to be saved beside it: replay computes it again, in pieces"
+            return comparison
+        with contextlib.suppress(CannotCompare):
+            arrived = None if gradients is None else gradients.outputs
+            reference = self.references.of(call, arrived, first_look=True)
+            comparison.run, comparison.gradients = reference.expected, reference.gradients
+        return comparison
 
     def same_memory(self, call: ObservedCall) -> Comparison:
         """For a view: its numbers are its input's, and it looks at them as it should."""

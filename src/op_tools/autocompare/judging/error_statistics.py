@@ -46,6 +46,10 @@ class Found(NamedTuple):
     max_ulp: float
     excess: float  # over rtol
 
+    def and_more(self, other: Found) -> Found:
+        """Of both pieces of a result together."""
+        return Found(*map(sum, zip(self[:_SUMS], other[:_SUMS])), *map(max, zip(self[_SUMS:], other[_SUMS:])))
+
     def bias(self, precision: Precision, count: float, distinct: float) -> tuple[float, float]:
         """The slope of the errors over the values, and how large it may be."""
         # of few values, or of values no larger than their errors, there is none
@@ -55,6 +59,9 @@ class Found(NamedTuple):
         # that few errors happen to be alike says nothing: they vary as much as roundings do
         left_over = max(self.squares - slope * slope * self.weight, count / 3) / distinct
         return slope, precision.allowed_bias(usual, math.sqrt(left_over / self.weight))
+
+
+_SUMS = Found._fields.index("peak")  # maxima follow
 
 
 class Block:

@@ -1,23 +1,34 @@
 """A large call whose elements, or rows, have nothing to do with each other: compared piece by piece.
 
 The reference in float64 takes eight times the memory of a bfloat16 result, and there are several runs. Here only one
-piece of each is there at a time. Nothing is decided for a piece alone: what a verdict rests on is summed up over all.
-Most calls are as good as the CPU in the same dtype, which these sums can tell. All others are compared as a whole.
+piece of each is there at a time. Most calls are as good as the CPU in the same dtype, which sums over all pieces can
+tell. Of all others each piece is judged in full, as the call of its own that it could be, until one is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import torch
 from torch import Tensor
 
 from op_tools.autocompare.judging import judge
-from op_tools.autocompare.judging.limits import LARGE_ELEMENTS, Tolerance, Tolerances
-from op_tools.autocompare.judging.measures import SumsAndMaxima, dense, same_bits
-from op_tools.autocompare.judging.verdict import Nearness, Row, Verdict, by_tolerance, error_info
+from op_tools.autocompare.judging.error_statistics import Found
+from op_tools.autocompare.judging.limits import LARGE_ELEMENTS, Precision, Tolerance, Tolerances
+from op_tools.autocompare.judging.measures import EQUAL, SumsAndMaxima, dense, same_bits, unravel
+from op_tools.autocompare.judging.verdict import (
+    Look,
+    Nearness,
+    Row,
+    Verdict,
+    by_tolerance,
+    error_info,
+    look_at,
+    place_of,
+    together,
+)
 from op_tools.autocompare.observed import CannotCompare, ObservedCall, Value
 from op_tools.autocompare.reference.runs import Reference, References
 from op_tools.autocompare.reference.ways import Dtypes
@@ -44,6 +55,10 @@ class Split(NamedTuple):
         if self.is_flat:
             return tensor.shape == self.shape
         return tensor.dim() == len(self.shape) and tensor.shape[0] == self.shape[0]
+
+    def index(self, start: int, index: tuple[int, ...]) -> tuple[int, ...]:
+        """Where an element of the piece that begins at `start` is in the whole."""
+        return unravel(start + index[0], self.shape) if self.is_flat else (start + index[0], *index[1:])
 
     def piece(self, tensor: Tensor, start: int) -> Tensor:
         if not self.cuts(tensor):
@@ -116,7 +131,7 @@ def _by_row(result: Tensor) -> Split:
 
 
 class InPieces(NamedTuple):
-    """What came out for a call in pieces: all of it is right."""
+    """What came out for a call in pieces."""
 
     rows: list[Row]
     casts: Dtypes
@@ -127,13 +142,14 @@ def forward(call: ObservedCall, references: References, tolerances: Tolerances) 
     split = split_of(call)
     if split is None:
         return None
-    merged = _Merged(call.name, tolerances)
-    for start in split.starts():
-        piece = _piece(call, split, start)
-        reference = _reference(references, piece)
-        if reference is None or not merged.add(piece.values(reference), reference):
-            return None
-    return merged.outcome()
+
+    def pieces() -> Iterator[Piece]:
+        for start in split.starts():
+            piece = _piece(call, split, start)
+            reference = references.of(piece)
+            yield Piece(start, piece.values(reference), reference)
+
+    return _compared(call.name, split, pieces, tolerances)
 
 
 def backward(
@@ -143,17 +159,39 @@ def backward(
     split = split_of(call, for_gradients=True)
     if split is None or any(one is not None and not split.cuts(one) for one in (*gradients.inputs, *gradients.outputs)):
         return None
-    merged = _Merged(call.name, tolerances)
-    for start in split.starts():
-        piece = _piece(call, split, start)
-        arrived, flowed = (
-            [None if one is None else split.piece(one, start) for one in some]
-            for some in (gradients.outputs, gradients.inputs)
-        )
-        reference = _reference(references, piece, arrived)
-        if reference is None or not merged.add(piece.gradient_values(reference, Gradients(flowed, arrived)), reference):
-            return None
-    return merged.outcome()
+
+    def pieces() -> Iterator[Piece]:
+        for start in split.starts():
+            piece = _piece(call, split, start)
+            arrived, flowed = (
+                [None if one is None else split.piece(one, start) for one in some]
+                for some in (gradients.outputs, gradients.inputs)
+            )
+            reference = references.of(piece, arrived)
+            yield Piece(start, piece.gradient_values(reference, Gradients(flowed, arrived)), reference)
+
+    return _compared(call.name, split, pieces, tolerances)
+
+
+class Piece(NamedTuple):
+    """A piece of a call beside its reference."""
+
+    start: int
+    values: list[Value]
+    reference: Reference
+
+
+def _compared(
+    name: str, split: Split, pieces: Callable[[], Iterator[Piece]], tolerances: Tolerances
+) -> InPieces | None:
+    try:
+        merged = _Merged(name, tolerances)
+        if all(merged.add(piece.values, piece.reference) for piece in pieces()) and (found := merged.outcome()):
+            return found
+        judged = _Judged(name, split, tolerances)
+        return judged.outcome() if all(map(judged.add, pieces())) else None
+    except CannotCompare:
+        return None
 
 
 def _piece(call: ObservedCall, split: Split, start: int) -> ObservedCall:
@@ -162,15 +200,6 @@ def _piece(call: ObservedCall, split: Split, start: int) -> ObservedCall:
 
     kept = None if call.kept is None else call.kept.mapped(cut)
     return replace(call, given=call.given.mapped(cut), kept=kept, result=cut(call.result))
-
-
-def _reference(
-    references: References, piece: ObservedCall, grad_outputs: Sequence[Tensor | None] | None = None
-) -> Reference | None:
-    try:
-        return references.of(piece, grad_outputs)
-    except CannotCompare:
-        return None
 
 
 class _Merged:
@@ -244,3 +273,91 @@ class _Numbers:
             return None
         judged = by_tolerance(Verdict(True, "", measures), self._tolerance)
         return Row(name, judged, *self._tolerance, self._info) if judged.right else None
+
+
+# ---- what is not right beyond doubt ----------------------------------------------------------------------------------
+
+
+class _Judged:
+    """The values of a call. Each piece is judged in full, until one is wrong; of the rest only the numbers count."""
+
+    def __init__(self, name: str, split: Split, tolerances: Tolerances) -> None:
+        self._name = name
+        self._split = split
+        self._tolerances = tolerances
+        self._casts: Dtypes = {}
+        self._found: dict[str, Row | _Pieces] = {}
+
+    def add(self, piece: Piece) -> bool:
+        """One more piece. False where it cannot be told in pieces what is wrong: an input that was changed."""
+        self._casts = piece.reference.casts
+        for value in piece.values:
+            found = self._found.get(value.name)
+            if found is None and _is_number(value):
+                found = _Pieces(self._split, self._tolerances.for_dtype(self._name, value.got.dtype))
+            if isinstance(found, _Pieces):
+                found.add(piece.start, value, piece.reference, self._tolerances)
+            else:
+                (found,) = judge.rows_of([value], piece.reference, self._tolerances)
+                if found.is_wrong:
+                    return False
+            self._found[value.name] = found
+        return True
+
+    def outcome(self) -> InPieces | None:
+        rows = [found.row() if isinstance(found, _Pieces) else found for found in self._found.values()]
+        return InPieces(rows, self._casts) if rows else None
+
+
+def _is_number(value: Value) -> bool:
+    if value.is_unchanged or not isinstance(value.got, Tensor) or not isinstance(value.expected, Tensor):
+        return False
+    return value.got.is_floating_point() and value.got.shape == value.expected.shape
+
+
+class _Pieces:
+    """One floating-point value in pieces."""
+
+    def __init__(self, split: Split, tolerance: Tolerance) -> None:
+        self._split = split
+        self._tolerance = tolerance
+        self._worst: Row | None = None
+        self._precision: Precision | None = None
+        self._found: Found | None = None
+        self._has_same = True
+        self._count = 0
+        self._bad = 0.0  # elements
+        self._first: tuple[int, ...] | None = None
+        self._place = "no single place"
+
+    def add(self, start: int, value: Value, reference: Reference, tolerances: Tolerances) -> None:
+        got, expected, same = dense(value.got), dense(value.expected), None
+        if isinstance(value.same, Tensor):
+            same = dense(value.same)
+        precision = self._precision = reference.precision(value.got, value.same)
+        self._has_same = self._has_same and same is not None
+        look = look_at(got, expected, same, precision, self._tolerance)
+        if self._worst is None or not self._worst.is_wrong:
+            (row,) = judge.rows_of([value], reference, tolerances)
+            if self._worst is None or row.is_wrong:
+                self._worst = row
+            measures = EQUAL if row.verdict is None else row.verdict.measures
+            look = look._replace(first=measures.first_bad, share=measures.bad_share)
+        if self._first is None and look.first is not None:
+            self._first = self._split.index(start, look.first)
+            self._place = place_of(got, expected, look.first, self._first)
+        self._found = look.found if self._found is None else self._found.and_more(look.found)
+        self._bad += look.share * got.numel()
+        self._count += got.numel()
+
+    def row(self) -> Row:
+        """Of the whole."""
+        row, found, precision = self._worst, self._found, self._precision
+        assert row is not None
+        assert found is not None
+        assert precision is not None
+        if row.verdict is None:
+            return row
+        look = Look(found, self._first, self._bad / max(self._count, 1))
+        judged = together(row.verdict, look, self._place, self._count, precision, self._tolerance, self._has_same)
+        return replace(row, verdict=judged)

@@ -116,20 +116,68 @@ def judge(
         return Verdict(True, "", measures, severity)
     first, share = numbers.bad(limits.peak if found.peak > limits.peak else 2 * max(1.0, usual))
     measures = measures._replace(bad_share=share, first_bad=first)
-    place = _place(got, expected, first)
+    place = place_of(got, expected, first, first)
     if found.blamed:
-        reason = f"NaN or Inf on one side only, at {_number(found.blamed)} of {_number(got.numel())} elements"
-        return Verdict(False, f"{reason}, the first at {place}", measures, math.inf)
+        return Verdict(False, _one_sided(found, got.numel(), place), measures, math.inf)
+    cause = _cause(found, precision, same is not None, (bulk, usual, allowed_bulk, bias, allowed_bias))
+    return Verdict(False, _with_share(cause, share, place), measures, severity)
+
+
+def _one_sided(found: Found, elements: int, place: str) -> str:
+    count = f"{_number(found.blamed)} of {_number(elements)}"
+    return f"NaN or Inf on one side only, at {count} elements, the first at {place}"
+
+
+def _with_share(cause: str, share: float, place: str) -> str:
+    return f"{cause}; {100 * share:.3g} % of the elements are wrong, the first at {place}"
+
+
+def _cause(
+    found: Found, precision: Precision, has_same: bool, weighed: tuple[float, float, float, float, float]
+) -> str:
+    """What is wrong with the numbers, in words."""
+    bulk, usual, allowed_bulk, bias, allowed_bias = weighed
     is_factor = bias * bias * found.weight > found.squares / 2  # which explains most of the errors
     if abs(bias) > allowed_bias and (is_factor or bulk <= allowed_bulk):
-        reason = f"off by a factor of {1 + bias:.6g} as a whole; {allowed_bias:.2g} more or less is usual"
-    elif bulk > allowed_bulk:
-        known = f"those of {precision.name} on the CPU" if same is not None else f"what {precision.name} costs"
-        reason = f"errors are {_number(bulk / max(usual, 0.58))} times {known}"
-    else:
-        reason = f"an error is {_number(found.peak)} times what {precision.name} costs here"
-    where = f"; {100 * share:.3g} % of the elements are wrong, the first at {place}"
-    return Verdict(False, reason + where, measures, severity)
+        return f"off by a factor of {1 + bias:.6g} as a whole; {allowed_bias:.2g} more or less is usual"
+    if bulk > allowed_bulk:
+        known = f"those of {precision.name} on the CPU" if has_same else f"what {precision.name} costs"
+        return f"errors are {_number(bulk / max(usual, 0.58))} times {known}"
+    return f"an error is {_number(found.peak)} times what {precision.name} costs here"
+
+
+class Look(NamedTuple):
+    """What there is to see of one piece of a result, without a verdict."""
+
+    found: Found
+    first: tuple[int, ...] | None  # of the elements that are beyond the limits
+    share: float  # of these
+
+
+def look_at(got: Tensor, expected: Tensor, same: Tensor | None, precision: Precision, tolerance: Tolerance) -> Look:
+    """The statistics of `judge`, for a piece of a result of which nothing more is decided."""
+    numbers = error_statistics.Matrix(got, expected, same, precision, None)
+    found = numbers.statistics(tolerance)
+    return Look(found, *numbers.bad(precision.limits.peak))
+
+
+def together(
+    worst: Verdict, look: Look, place: str, elements: int, precision: Precision, tolerance: Tolerance, has_same: bool
+) -> Verdict:
+    """The verdict on a result in pieces, of which one was judged to be `worst`; `look` is of all of them."""
+    found = look.found
+    measures = _measures_of(found, tolerance, elements, has_same)
+    if worst.right:
+        return worst._replace(measures=measures)
+    measures = measures._replace(bad_share=look.share, first_bad=look.first)
+    if found.blamed:
+        return Verdict(False, _one_sided(found, elements, place), measures, math.inf)
+    *weighed, severity = _weighed(found, precision)
+    if severity <= 1:  # it is one piece alone that stands out, or a tolerance of the user's that decides
+        return worst._replace(measures=measures)
+    bulk, usual, allowed_bulk, bias, allowed_bias = weighed
+    cause = _cause(found, precision, has_same, (bulk, usual, allowed_bulk, bias, allowed_bias))
+    return Verdict(False, _with_share(cause, look.share, place), measures, severity)
 
 
 def _weighed(
@@ -272,7 +320,8 @@ def judge_exact(got: Tensor, expected: Tensor, excused: Tensor | None = None) ->
         first_bad=first,
         nonfinite=int((left.isfinite() != right.isfinite()).sum()) if got.is_floating_point() else 0,
     )
-    reason = f"{100 * share:.3g} % of the elements differ where none may, the first at {_place(got, expected, first)}"
+    place = place_of(got, expected, first, first)
+    reason = f"{100 * share:.3g} % of the elements differ where none may, the first at {place}"
     return Verdict(False, reason, measures, math.inf if measures.nonfinite else 1e6 * share + 1)
 
 
@@ -294,10 +343,11 @@ def wrong_shape(got: Tensor, expected: Tensor) -> Verdict:
     return Verdict(False, reason, Measures(False, math.inf, math.inf, 0.0, bad_share=1.0), math.inf)
 
 
-def _place(got: Tensor, expected: Tensor, index: tuple[int, ...] | None) -> str:
-    if index is None:
+def place_of(got: Tensor, expected: Tensor, index: tuple[int, ...] | None, shown: tuple[int, ...] | None) -> str:
+    """What stands at `index`, which is called `shown`: these may be pieces of something larger."""
+    if index is None or shown is None:
         return "no single place"
-    return f"{list(index)}: {_value(got[index])} instead of {_value(expected[index])}"
+    return f"{list(shown)}: {_value(got[index])} instead of {_value(expected[index])}"
 
 
 def _value(element: Tensor) -> str:
