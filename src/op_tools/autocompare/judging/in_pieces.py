@@ -56,7 +56,7 @@ class Split(NamedTuple):
             return tensor.shape == self.shape
         return tensor.dim() == len(self.shape) and tensor.shape[0] == self.shape[0]
 
-    def index(self, start: int, index: tuple[int, ...]) -> tuple[int, ...]:
+    def place(self, start: int, index: tuple[int, ...]) -> tuple[int, ...]:
         """Where an element of the piece that begins at `start` is in the whole."""
         return unravel(start + index[0], self.shape) if self.is_flat else (start + index[0], *index[1:])
 
@@ -334,7 +334,7 @@ class _Pieces:
         got, expected, same = dense(value.got), dense(value.expected), None
         if isinstance(value.same, Tensor):
             same = dense(value.same)
-        precision = self._precision = reference.precision(value.got, value.same)
+        precision = self._precision = reference.precision(value.got, value.same, value.part.role)
         self._has_same = self._has_same and same is not None
         look = look_at(got, expected, same, precision, self._tolerance)
         if self._worst is None or not self._worst.is_wrong:
@@ -344,7 +344,7 @@ class _Pieces:
             measures = EQUAL if row.verdict is None else row.verdict.measures
             look = look._replace(first=measures.first_bad, share=measures.bad_share)
         if self._first is None and look.first is not None:
-            self._first = self._split.index(start, look.first)
+            self._first = self._split.place(start, look.first)
             self._place = place_of(got, expected, look.first, self._first)
         self._found = look.found if self._found is None else self._found.and_more(look.found)
         self._bad += look.share * got.numel()
