@@ -151,15 +151,15 @@ class Run:
 def chip_of(kind: str) -> Iterator[None]:
     from ditorch.sim import faults
 
-    switches = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [one.allow_tf32 for one in switches]
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = kind == "tf32"
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
     try:
-        with faults.inject(CHIPS[kind]) if CHIPS[kind] else contextlib.nullcontext():
+        # this switch may not be set by itself where torch's own test machinery has been imported
+        flags = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=kind == "tf32")
+        with flags, faults.inject(CHIPS[kind]) if CHIPS[kind] else contextlib.nullcontext():
             yield
     finally:
-        for one, value in zip(switches, before):
-            one.allow_tf32 = value
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def run(program: Program, variant: Variant, chip: str, reference: str, device: str) -> Run:

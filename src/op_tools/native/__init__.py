@@ -6,6 +6,7 @@ leaves it aside.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,6 +20,8 @@ from op_tools.output import messages
 
 NAME = "op_tools_native"
 _OLDEST_TORCH = (2, 4)  # its events tell time
+# with the source of this very package, wherever it has been copied to
+_HELPER = replace(HELPER, main=Path(__file__).parent / "csrc" / "native.cpp")
 
 
 def library() -> Any | None:
@@ -34,7 +37,7 @@ def is_supported() -> bool:
 @cache
 def _loaded() -> Any | None:
     try:
-        return load(HELPER.path())
+        return load(_HELPER.path())
     except (NativeError, ImportError) as error:
         reason = str(error).partition("\n")[0]
         messages.complain(f"C++ fast path unavailable ({reason}); using Python: same results, slower")
