@@ -1,7 +1,7 @@
 """No reference: results are proven by what must hold of them (identities/), on the device, with a pass over the data.
 
-What a proof doubts is computed again by the CPU in full, which has the last word. Ops that nobody knows an identity of
-are said at the end, not compared.
+What a proof doubts is computed again by the CPU in full, which has the last word. Ops and gradients
+without a known identity are listed at the end as not compared.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from op_tools.values.tensors import addresses_of, tensors_in, versions_of
 _MAX_CALLS = 64  # in a window
 _MAX_UNREAD_WINDOWS = 4
 _UNKNOWN = "no identity is known"
+_UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
     Product.of, ByElement.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of, Rows.of,
 )  # fmt: skip
@@ -90,7 +91,7 @@ class _Window(Batch):
 
 
 class Proofs:
-    """Proves calls and their gradients, later and together. `only_wrong`: nobody hears of what is proven."""
+    """Proves calls and their gradients, later and together. `only_wrong`: what is proven is not reported."""
 
     def __init__(self, examiner: Examiner, deliver: Deliver, only_wrong: bool = False) -> None:
         self._examiner = examiner
@@ -116,6 +117,8 @@ class Proofs:
     def backward(self, call: OpCall, seen: ObservedCall, provable: Provable, gradients: Gradients) -> None:
         with _undisturbed():
             proofs = list(provable.backward(gradients))
+        if not self._only_wrong and sum(map(_gradients_in, proofs)) < _count(gradients):
+            self._deliver(call, Outcome(Comparison(skipped=_UNKNOWN_GRADIENTS)))
         if proofs:
             self._add(self._pending(call, proofs, seen, gradients))
 
@@ -195,6 +198,15 @@ class Proofs:
         if sample.gradients is None:
             return self._examiner.forward(call, sample.call)
         return self._examiner.backward(call, sample.call, sample.gradients)
+
+
+def _count(gradients: Gradients) -> int:
+    return sum(one is not None for one in gradients.inputs)
+
+
+def _gradients_in(proof: Proof) -> int:
+    """How many gradients it is a proof of."""
+    return _count(proof.gradients) if isinstance(proof, Sample) and proof.gradients is not None else 1
 
 
 @contextlib.contextmanager

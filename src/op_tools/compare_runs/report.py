@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from op_tools.compare_runs.findings import SCHEMA, Before, Findings, Place
 from op_tools.output import tables
+from op_tools.output.results import finite
 
 _MAX_BEFORE = 12
 _MAX_MODULES = 30
@@ -40,7 +40,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         },
         "ranks": found.ranks,
     }
-    plain: dict[str, Any] = _plain(content)
+    plain: dict[str, Any] = finite(content)
     return plain
 
 
@@ -165,12 +165,3 @@ def _rest(found: Findings) -> Iterator[str]:
         f"{found.calls:,} calls compared in {found.steps} steps and {len(found.ranks)} rank(s); only in the first run "
         f"{found.only_a:,}, only in the second {found.only_b:,}"
     )
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it: there is no infinity."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list) else value

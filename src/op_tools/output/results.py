@@ -9,6 +9,7 @@ tool.results.to_pandas()
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
@@ -76,3 +77,12 @@ class Results(Sequence[Row]):
             "not_looked_at": self.not_looked_at,
             "files": self.files,
         }
+
+
+def finite(value: Any) -> Any:
+    """For JSON, which has no infinity and no NaN: those are words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list) else value

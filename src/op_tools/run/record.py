@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import platform
 import sys
 import time
@@ -21,7 +20,7 @@ import torch
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS
 from op_tools.output import messages, process
-from op_tools.output.results import Results
+from op_tools.output.results import Results, finite
 from op_tools.storage import files
 
 SCHEMA = "ditorch.process/1"
@@ -57,7 +56,7 @@ class Record:
         results = [tool.results for tool in self._tools]
         if not any(found.calls for found in results) and not STEPS.ended_by_optimizers:
             return  # a process that only helps, such as a launcher or a loader of data
-        found = {**self._facts(ended), "tools": [_plain(one.as_dictionary(_MAX_ROWS)) for one in results]}
+        found = {**self._facts(ended), "tools": [finite(one.as_dictionary(_MAX_ROWS)) for one in results]}
         path = self._folder / "{host}-rank{rank}-pid{pid}.json".format(**process.identity())
         try:
             files.put(str(path), [json.dumps(found, indent=1).encode()])
@@ -89,12 +88,3 @@ def _device() -> dict[str, Any]:
         if torch.cuda.is_initialized():
             found["name"], found["count"] = torch.cuda.get_device_name(), torch.cuda.device_count()
     return found
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it: there is no infinity."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list) else value
