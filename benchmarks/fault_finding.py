@@ -575,7 +575,9 @@ def table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> 
 
     shown = Table(title=title, title_justify="left")
     for column in columns:
-        shown.add_column(column, justify="left" if column in ("work", "rule", "kernel", "fault") else "right")
+        shown.add_column(
+            column, justify="left" if column in ("work", "rule", "kernel", "fault", "chip", "reference") else "right"
+        )
     for row in rows:
         shown.add_row(*map(str, row))
     Console(width=140).print(shown)

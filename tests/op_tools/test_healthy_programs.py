@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 
@@ -35,5 +36,15 @@ def test_a_healthy_program_is_left_alone(device, program, variant, chip):
 def test_a_broken_kernel_is_no_healthy_program(device, monkeypatch):
     monkeypatch.setitem(CHIPS, "own", "aten.index_add: scale=1.01")
     done = healthy_programs.run(PROGRAMS["GNN"], VARIANTS[0], "own", "cpu", device)
-    assert done.alarms
-    assert all(alarm.startswith("torch.Tensor.index_add") for alarm in done.alarms)
+    assert done.blamed
+    assert {alarm.op.rstrip("_") for alarm in done.alarms} == {"torch.Tensor.index_add"}
+
+
+def test_what_is_not_done_in_time_is_named(capsys):
+    options = argparse.Namespace(
+        device=DEVICE, half="tuned", only=["GNN"], variants=["float32"], chips=["own"], reference=["cpu"], jobs=1,
+        seconds=0.0, dumps=None,
+    )  # fmt: skip
+    runs, left = healthy_programs.run_all(options)
+    healthy_programs.details(runs, left, 1)
+    assert "not done within the time: GNN, float32, own, cpu" in capsys.readouterr().out
