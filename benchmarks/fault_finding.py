@@ -472,7 +472,7 @@ def run_batch(job: tuple[str, str, argparse.Namespace]) -> Batch:
             # of the many combinations some, and others for each dtype and op
             planned = list(faults_for(kernels, dtype))
             step = options.every * 4 if name == "ops" else options.every
-            planned = planned[(index + list(DTYPES).index(dtype)) % step :: step]
+            planned = planned[(index + list(DTYPES).index(dtype) + options.offset) % step :: step]
             for kernel, phase, text in planned:
                 _broken(batch, work, dtype, kernel, phase, text, reference)
         if name == "GPT" and options.every and not options.no_limits:
@@ -642,6 +642,7 @@ def main() -> None:
     parser.add_argument("--healthy-seconds", type=float, default=1e9, help="no more healthy steps after so long")
     parser.add_argument("--no-limits", action="store_true", help="the smallest factors found are not asked for")
     parser.add_argument("--every", type=int, default=4, help="of all faults, every so many; 1: all, an hour; 0: none")
+    parser.add_argument("--offset", type=int, default=0, help="others of them: limits were set with 0 in view")
     parser.add_argument("--tf32", choices=("default", "on", "off"), default="default", help="CUDA's matrix units")
     parser.add_argument("--alarms", type=int, default=20, help="false alarms that are listed, for each work and dtype")
     parser.add_argument("--jobs", type=int, default=2)
