@@ -42,14 +42,16 @@ class OpCall:
 
     def without_tensors(self) -> OpCall:
         """The same call with its arguments and result let go: what may be kept until backward."""
-        return self.with_arguments((), {})
-
-    def with_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
-        """The same call with others, and without a result."""
         made = OpCall.__new__(OpCall)
         made.id, made.name, made.func, made.step, made.where = self.id, self.name, self.func, self.step, self.where
         made.autocast = self.autocast
-        made.args, made.kwargs, made.result, made.error = args, kwargs, None, None
+        made.args, made.kwargs, made.result, made.error = (), {}, None, None
+        return made
+
+    def with_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall:
+        """The same call with others, and without a result."""
+        made = self.without_tensors()
+        made.args, made.kwargs = args, kwargs
         return made
 
     def details(self) -> dict[str, Any]:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from op_tools.core import gradients, graphs, users_line, where
+from op_tools.core import gradients, graphs, where
 from op_tools.core.call import OpCall
 from op_tools.core.guard import guarded, report
 from op_tools.core.modes import dispatch_modes, with_modes_aside
 from op_tools.core.plan import Plan
+from op_tools.core.source_line import Run
 from op_tools.core.steps import STEPS
 from op_tools.core.watcher import AnyWatcher
 from op_tools.device import failure, progress
@@ -69,7 +70,7 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     aside = with_modes_aside if plan.inside_mode or dispatch_modes() else None
     states = _before(watchers, call) if aside is None else aside(_before, watchers, call)
     try:
-        run = users_line.runs_at(call.where)
+        run = call.where.source.run
         result = call.result = _changed(changers, call, run) if changers else run(func, args, kwargs)
     except BaseException as error:
         if type(error).__name__ == "_StopRecomputationError":
@@ -144,7 +145,7 @@ def _after(watchers: list[AnyWatcher], call: OpCall, states: list[Any], edges: g
         report(watchers[0], call, error)
 
 
-def _changed(changers: list[AnyWatcher], call: OpCall, run: users_line.Run) -> Any:
+def _changed(changers: list[AnyWatcher], call: OpCall, run: Run) -> Any:
     """Runs the op by way of the tools that change how it runs; the one started last is the closest to the op."""
     proceed: Callable[..., Any] = lambda *args, **kwargs: run(call.func, args, kwargs)  # noqa: E731
     for tool in reversed(changers):

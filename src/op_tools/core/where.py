@@ -6,7 +6,6 @@ when they are read.
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
 import traceback
@@ -22,6 +21,7 @@ from torch.nn import Module
 
 from op_tools.core import compiled_code
 from op_tools.core.compiled_code import Origin
+from op_tools.core.source_line import Run, SourceLine
 
 _OWN_FOLDERS = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -36,9 +36,8 @@ _is_users_file: dict[str, bool] = {}
 # the function that runs a module's forward; its local `self` is the module
 _CALLS_FORWARD = Module._call_impl.__code__
 
-# by the id of its code object and the instruction: that code object, and the formatted line
-_lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
-MAX_LINES = 20_000
+_lines: dict[tuple[int, int], SourceLine] = {}  # by the id of its code object and the instruction
+_MAX_LINES = 20_000
 
 # by the id of a code object of torch.compile's and the instruction: that code object, and what it was made from
 _origins: dict[tuple[int, int], tuple[CodeType, Origin | None]] = {}
@@ -54,53 +53,25 @@ class Where:
     `stack` is the whole Python stack, where OP_TOOLS_PRINT_STACK asks for it.
     """
 
-    __slots__ = ("code", "instruction", "module", "stack")
+    __slots__ = ("module", "source", "stack")
 
     def __init__(self, code: CodeType | None, instruction: int, module: str, stack: str | None) -> None:
-        self.code = code  # None where nobody knows, or another run was there
-        self.instruction = instruction
+        source = _lines.get((id(code), instruction))
+        # another code object may have the id of one that is gone
+        self.source = source if source is not None and source.code is code else _new_line(code, instruction)
         self.module = module
         self.stack = stack
 
     def line(self) -> str:
         """`path/norm.py:26 manual_rms_norm: return weight * my_input`."""
-        if self.code is None:
-            return "<unknown>"
-        key = (id(self.code), self.instruction)
-        known = _lines.get(key)
-        if known is None or known[0] is not self.code:
-            file, number = self.code.co_filename, self.line_number()
-            function = compiled_code.users_name(self.code.co_name)
-            text = f"{file}:{number} {function}: {linecache.getline(file, number).strip()}"
-            text = text.encode(errors="backslashreplace").decode()  # a path may hold bytes that are no characters
-            if len(_lines) >= MAX_LINES:
-                _lines.clear()
-            known = _lines[key] = (self.code, text)
-        return known[1]
-
-    def file(self) -> str:
-        """The source file."""
-        return self.code.co_filename if self.code is not None else "<unknown>"
-
-    def line_number(self) -> int:
-        """The line in the file."""
-        if self.code is None:
-            return 0
-        number = self.code.co_firstlineno
-        for start, end, line in _lines_of(self.code):
-            if start <= self.instruction < end and line is not None:
-                number = line
-        return number
+        return self.source.text or self.source.format()
 
 
-def _lines_of(code: CodeType) -> list[tuple[int, int, int | None]]:
-    if hasattr(code, "co_lines"):
-        return list(code.co_lines())
-    import dis  # Python 3.9
-
-    starts = list(dis.findlinestarts(code))
-    ends = [offset for offset, _ in starts[1:]] + [len(code.co_code)]
-    return [(offset, end, line) for (offset, line), end in zip(starts, ends)]
+def _new_line(code: CodeType | None, instruction: int) -> SourceLine:
+    if len(_lines) >= _MAX_LINES:
+        _lines.clear()
+    made = _lines[id(code), instruction] = SourceLine(code, instruction)
+    return made
 
 
 class RecordedWhere(Where):
@@ -140,13 +111,14 @@ def choose_way(helper: Any) -> None:
 
 
 def for_helper() -> tuple[Any, ...]:
-    """What the C++ helper needs to find a place."""
-    return _is_users_file, _CALLS_FORWARD, _paths, _pretended
+    """What the C++ helper needs to find a place, and to name it."""
+    return _is_users_file, _CALLS_FORWARD, _paths, _pretended, _named
 
 
-def of_helper(code: CodeType, instruction: int, module: Any) -> Where:
-    """A place that the helper has found."""
-    return Where(code, instruction, "" if module is None else _path_of_module(module), None)
+def _named(code: CodeType, instruction: int, module: Any) -> tuple[str, str, Run]:
+    """A place that the helper has found: its line, its module, and what runs ops there."""
+    found = Where(code, instruction, "" if module is None else _path_of_module(module), None)
+    return found.line(), found.module, found.source.run
 
 
 def here(with_stack: bool = False) -> Where:
@@ -156,10 +128,11 @@ def here(with_stack: bool = False) -> Where:
     if _find_frame is not None and not with_stack:
         found = _find_frame(_is_users_file, _CALLS_FORWARD)
         if found is not None:
-            return of_helper(*found)
+            code, instruction, module = found
+            return Where(code, instruction, "" if module is None else _path_of_module(module), None)
     frame: FrameType | None = sys._getframe()  # with our own frames: the C++ helper must know their files, too
     files = _is_users_file
-    module: Any = None
+    module = None
     users: FrameType | None = None
     is_compiled = False
     while frame is not None and (users is None or module is None):
@@ -196,7 +169,7 @@ def _in_compiled_code(frame: FrameType, with_stack: bool) -> Where | None:
     key = (id(frame.f_code), frame.f_lasti)
     known = _origins.get(key)
     if known is None or known[0] is not frame.f_code or frame.f_code is compiled_code.RUNS_NODE:
-        if len(_origins) >= MAX_LINES:
+        if len(_origins) >= _MAX_LINES:
             _origins.clear()
         known = _origins[key] = (frame.f_code, compiled_code.origin(frame, _OWN_FOLDERS))
     origin = known[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Callable
 
-from op_tools.core import route, users_line, where
+from op_tools.core import route, where
 from op_tools.core.call import OpCall, ids
 from op_tools.core.steps import STEPS
 from op_tools.device import failure
@@ -44,7 +44,7 @@ class NativeLedger(Book):
 
     def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any]:
         """What takes a whole call of this op through C++ (native/csrc/shortcut.h)."""
-        around = (*route.for_helper(), *where.for_helper(), users_line.for_helper, ids, STEPS)
+        around = (*route.for_helper(), *where.for_helper(), ids, STEPS)
         way: Callable[..., Any] = self._helper.Shortcut(self.timer, name, report, otherwise, around).call
         return way
 

@@ -86,7 +86,6 @@ def test_the_line_is_the_users_own_not_torchs(device):
     _, first = inspect.getsourcelines(Attention.forward)
     call = next(call for call in recorder.calls if call.name == "torch.nn.functional.linear")
     assert call.where.line() == f"{__file__}:{first + 1} forward: return helper(self.q_proj(x))"
-    assert (call.where.file(), call.where.line_number()) == (__file__, first + 1)
     call = next(call for call in recorder.calls if call.name == "torch.nn.functional.softmax")
     assert call.where.line().endswith(" helper: return functional.softmax(x, -1)")
 

@@ -35,7 +35,7 @@ struct Surroundings {
   Object files, calls_forward;  // see frames.h
   Object paths;                 // of modules that are known; see where.py
   Object pretended;             // not empty: the place in the program is another one
-  Object words;                 // (code, instruction, module) -> (line, path, what runs ops there); see users_line.py
+  Object words;                 // (code, instruction, module) -> (line, path, what runs ops there); see where.py
   Object ids, steps;            // the next forward_id; steps.current
 };
 
@@ -54,7 +54,7 @@ inline bool is_usual(c10::Device device, const Surroundings& around) {
 
 enum class Found { nothing, device, unusual };
 
-// As op_tools.unusual.place_of: one tensor on an accelerator is enough, and tells which it is.
+// As op_tools.core.route.place_of: one tensor on an accelerator is enough, and tells which it is.
 inline Found look_at(PyObject* value, const Surroundings& around, c10::Device& device) {
   auto* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
   if (python::is_tensor(value)) {
