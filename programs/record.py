@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ SOURCES = Path(os.environ.get("PROGRAM_SOURCES", "sources"))
 
 @dataclass(frozen=True)
 class Program:
-    """A program written for CUDA, run once on the device and once on the CPU; both must print the same numbers."""
+    """A program written for CUDA, run with ditorch and without it (run.py); both must print the same numbers."""
 
     name: str
     what: str
@@ -47,6 +48,12 @@ class Program:
     @property
     def checkout(self) -> Path:
         return SOURCES / self.repository.replace("/", "__")
+
+    @property
+    def devices(self) -> int:
+        """How many it takes: one for each of its ranks."""
+        ranks = re.search(r"--nproc_per_node=(\d+)", self.command)
+        return int(ranks[1]) if ranks else 1
 
     @property
     def version(self) -> str:

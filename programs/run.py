@@ -1,4 +1,7 @@
-"""Runs a program on the device and on the CPU, and compares the numbers that it prints."""
+"""Runs a program with ditorch on the device and without it elsewhere, and compares the numbers that it prints.
+
+Elsewhere is the CPU, or the same GPU where it is a genuine one: ditorch must change nothing there.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ from pathlib import Path
 from . import data
 from .record import HERE, Program
 
-# The simulated accelerator runs the CPU's kernels. A real device rounds in its own way, in every step of a training.
+# The simulated accelerator runs the CPU's kernels. A real device rounds in its own way, in every step of a training,
+# and the sums of CUDA depend on the order in which threads end.
 OTHER_KERNELS = 2e-2
+GENUINE = "cuda"  # the backend that changes nothing
 LAUNCH = str(HERE / "launch.py")
 # Programs must not reach for the network; results must not depend on the number of cores.
 QUIET = {
@@ -55,16 +60,17 @@ class ProgramError(Exception):
 
 
 def run(program: Program, backend: str, timeout: float) -> Result:
-    missing = program.missing()
+    missing = program.missing() or _lacking_devices(program, backend)
     if missing:
         return Result(program.name, "", "skipped", missing)
     start = time.monotonic()
     try:
         seen = _numbers(program, _output(program, backend, timeout))
         seconds = time.monotonic() - start
-        expected = seen if program.uncompared else _numbers(program, _output(program, "cpu", timeout))
+        reference = backend if backend == GENUINE else "cpu"
+        expected = seen if program.uncompared else _numbers(program, _output(program, reference, timeout, plain=True))
         tolerance = program.tolerance if backend == "sim" else max(program.tolerance, OTHER_KERNELS)
-        difference = _difference(seen, expected, tolerance)
+        difference = _difference(seen, expected, tolerance, _where(reference, plain=True))
     except ProgramError as failure:
         refused = program.refusal and re.search(program.refusal, str(failure))
         status, message = ("refused", refused[0]) if refused else ("failed", str(failure))
@@ -73,10 +79,20 @@ def run(program: Program, backend: str, timeout: float) -> Result:
     return Result(program.name, program.version, "passed", message, len(seen), difference, round(seconds, 1))
 
 
-def command_line(program: Program, backend: str) -> list[str]:
-    """The command as it is run: with ditorch on a device, without it on the CPU where the program can do that."""
-    ditorch = ["-m", "ditorch", "run"] if backend != "cpu" or program.only_cuda else []
-    words = shlex.split(program.command.format(device="cuda" if ditorch else "cpu", libraries=HERE / "libraries"))
+def _lacking_devices(program: Program, backend: str) -> str | None:
+    if backend != GENUINE or program.devices == 1:
+        return None
+    import torch
+
+    count = torch.cuda.device_count()
+    return f"it takes {program.devices} devices, here are {count}" if count < program.devices else None
+
+
+def command_line(program: Program, backend: str, plain: bool = False) -> list[str]:
+    """The command as it is run. Plain: without ditorch, unless a program that knows only CUDA is to run elsewhere."""
+    ditorch = ["-m", "ditorch", "run"] if not plain or (program.only_cuda and backend != GENUINE) else []
+    device = "cuda" if ditorch or backend == GENUINE else "cpu"
+    words = shlex.split(program.command.format(device=device, libraries=HERE / "libraries"))
     environment = []
     while "=" in words[0]:
         environment.append(words.pop(0))
@@ -91,7 +107,13 @@ def command_line(program: Program, backend: str) -> list[str]:
     return ["env", *environment, sys.executable, *ditorch, LAUNCH, *words]
 
 
-def _output(program: Program, backend: str, timeout: float) -> str:
+def _where(backend: str, plain: bool) -> str:
+    if not plain:
+        return f"on {backend}"
+    return "on the CPU" if backend == "cpu" else f"on {backend} without ditorch"
+
+
+def _output(program: Program, backend: str, timeout: float, plain: bool = False) -> str:
     with tempfile.TemporaryDirectory(prefix="program-") as folder:
         work = Path(folder) / "work"
         shutil.copytree(program.checkout if program.repository else HERE / "libraries", work, symlinks=True)
@@ -105,7 +127,7 @@ def _output(program: Program, backend: str, timeout: float) -> str:
         log = Path(folder) / "log"
         with log.open("w") as stream:
             process = subprocess.Popen(
-                command_line(program, backend),
+                command_line(program, backend, plain),
                 cwd=work,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -120,7 +142,7 @@ def _output(program: Program, backend: str, timeout: float) -> str:
                 process.wait()
                 code = None
         output = log.read_text(errors="replace")
-    where = "on the CPU" if backend == "cpu" else f"on {backend}"
+    where = _where(backend, plain)
     if os.environ.get("PROGRAM_OUTPUT"):
         print(f"--- {program.name} {where}\n{output}")
     if code is None:
@@ -148,14 +170,14 @@ def _numbers(program: Program, output: str) -> list[float]:
     return sorted(found) if program.command.startswith("torchrun") or program.spawns else found
 
 
-def _difference(seen: list[float], expected: list[float], tolerance: float) -> float:
+def _difference(seen: list[float], expected: list[float], tolerance: float, where: str) -> float:
     if len(seen) != len(expected):
-        raise ProgramError(f"it printed {len(seen)} numbers, on the CPU {len(expected)}")
+        raise ProgramError(f"it printed {len(seen)} numbers, {where} {len(expected)}")
     differences = [_relative(one, other) for one, other in zip(seen, expected)]
     largest = max(differences)
     if not largest <= tolerance:
         index = differences.index(largest)
-        raise ProgramError(f"number {index + 1} of {len(seen)} is {seen[index]}, on the CPU {expected[index]}")
+        raise ProgramError(f"number {index + 1} of {len(seen)} is {seen[index]}, {where} {expected[index]}")
     return largest
 
 

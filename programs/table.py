@@ -21,7 +21,7 @@ def rows() -> list[tuple[str, ...]]:
             program.what,
             f"`{_command(program)}`",
             _in_words(sim.get(program.name), program),
-            _in_words(h200.get(program.name), program),
+            _with_version(h200.get(program.name), sim.get(program.name), program),
         )
         for program in ALL
     ]
@@ -58,6 +58,14 @@ def _command(program: Program) -> str:
         command = f"{options}{separator}{ranks} -m ditorch run {script}"
     folder = f"cd {program.folder}; " if program.folder != "." else ""
     return folder + command
+
+
+def _with_version(result: dict[str, Any] | None, other: dict[str, Any] | None, program: Program) -> str:
+    """What came of it, with the library's version where it is not the one of the table."""
+    words = _in_words(result, program)
+    if words == "–" or result is None or program.repository or (other and other["version"] == result["version"]):
+        return words
+    return f"{result['version']}: {words}"
 
 
 def _in_words(result: dict[str, Any] | None, program: Program) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 
 import pytest
-from programs import data
+import torch
+from programs import data, table
 from programs.catalogue import ALL
 from programs.record import HERE, Program, library
 from programs.run import command_line, run
@@ -88,4 +90,27 @@ def test_ditorch_runs_the_program_under_torchrun_too():
     assert words[:2] == ["env", "A=1"]
     assert words[words.index("-m", 4) :][:3] == ["-m", "ditorch", "run"]
     assert words[-2:] == ["x.py", "--device=cuda"]
-    assert "ditorch" not in command_line(Program("a", "b", "python x.py"), "cpu")
+    assert "ditorch" not in command_line(Program("a", "b", "python x.py"), "cpu", plain=True)
+
+
+def test_on_a_genuine_gpu_the_same_gpu_without_ditorch_is_the_reference():
+    program = Program("a", "b", "python x.py --device={device}", only_cuda=True)
+    assert command_line(program, "cuda", plain=True)[-2:] == ["x.py", "--device=cuda"]
+    assert "ditorch" not in command_line(program, "cuda", plain=True)
+    assert "ditorch" in command_line(program, "cuda")
+    assert "ditorch" in command_line(program, "cpu", plain=True)  # it knows CUDA only
+
+
+def test_a_program_of_more_ranks_than_gpus_is_skipped(written, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    program = dataclasses.replace(written("print('loss 1.0')"), command="torchrun --nproc_per_node=2 main.py")
+    result = run(program, "cuda", 1)
+    assert (result.status, result.message) == ("skipped", "it takes 2 devices, here are 1")
+
+
+def test_the_table_tells_a_version_that_is_not_the_one_on_sim():
+    passed = {"status": "passed", "message": "", "difference": 0.0, "numbers": 3, "version": "1.1"}
+    program = library("a", "b", "some-package")
+    assert table._with_version(passed, passed, program) == "equal (3)"
+    assert table._with_version({**passed, "version": "1.0"}, passed, program) == "1.0: equal (3)"
+    assert table._with_version(None, passed, program) == "–"
