@@ -23,7 +23,7 @@ from ditorch_shared import processes
 from ditorch_shared.monitoring import DeviceUsage, Log
 from op_tools import settings
 from op_tools.errors import SettingError
-from op_tools.output import messages
+from op_tools.output import messages, paths
 from op_tools.output.results import Results
 
 _COLUMNS = (
@@ -62,7 +62,7 @@ class ProcessMonitor:
             return self
         if not processes.is_known():
             raise SettingError("ProcessMonitor needs Linux: this system has no /proc")
-        self._log = Log(self._out, os.getpid())
+        self._log = Log(paths.resolved(self._out), os.getpid())
         try:
             self._log.begin()
         except OSError as error:

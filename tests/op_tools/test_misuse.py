@@ -509,6 +509,32 @@ def test_a_folder_that_goes_away(device, capsys):
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("tool", ["OpCapture", "OpTimeMeasure", "OpAutoCompare"])
+@pytest.mark.parametrize("way", ["argument", "variable"])
+def test_a_program_that_changes_its_folder(tool, way, device, capsys, tmp_path, monkeypatch):
+    """A relative folder is the one at the start: a program that goes elsewhere does not spread its results."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    if way == "variable":
+        monkeypatch.setenv("OP_TOOLS_OUT", "results")
+    with getattr(op_tools, tool)(out="results" if way == "argument" else None) as made:
+        torch.ones(3, device=device) * 2
+        os.chdir("elsewhere")
+        torch.ones(3, device=device) * 2
+    os.chdir(tmp_path)
+    assert not list(Path("elsewhere").iterdir())
+    root = Path("results")
+    assert [path for path in root.rglob("*") if path.is_file()]
+    assert made.results.files
+    assert all(Path(file).is_absolute() for file in made.results.files)
+    capsys.readouterr()
+    with getattr(op_tools, tool)(out=root, verbose=2):
+        torch.ones(3, device=device) * 2
+    saved = [line for line in capsys.readouterr().out.splitlines() if "saved" in line]
+    assert saved
+    assert not [line for line in saved if str(tmp_path) in line]  # told from where the user stands
+
+
 @pytest.mark.parametrize(
     ("folder", "said"),
     [

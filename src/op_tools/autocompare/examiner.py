@@ -112,7 +112,7 @@ class Examiner:
                 identifier = f"{os.getpid()}/{call.id}/{when}/{part}"
                 saved.append(str(store.save(own.path() / place, part, call.name, args, kwargs, identifier, details)))
         except OSError as error:
-            reason = f"{self._out} cannot be written ({error.strerror})"
+            reason = f"{paths.shown(self._out)} cannot be written ({error.strerror})"
             messages.complain_once("autocompare", "disk", text=f"{reason}: wrong calls are not saved")
         return saved
 

@@ -14,7 +14,7 @@ from op_tools.autocompare.observed import ObservedCall
 from op_tools.autocompare.summary import Summary
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
-from op_tools.output import messages, tables
+from op_tools.output import messages, paths, tables
 from op_tools.output.csv_files import CsvFile, cell
 from op_tools.values import trees
 
@@ -205,7 +205,7 @@ class Report:
                 "not compared", call.name, text=f"OpAutoCompare could not compare {call.name}: {comparison.failure}"
             )
         if outcome.text:
-            saved = "".join(f"{path} saved\n" for path in outcome.saved)
+            saved = "".join(f"{paths.shown(path)} saved\n" for path in outcome.saved)
             messages.say(outcome.text + saved)
 
     def files(self) -> list[str]:
@@ -229,4 +229,4 @@ class Report:
         if is_shown:
             messages.say(self.summary.text())
             if self._csv.written:
-                messages.say(f"{self._csv.path} saved")
+                messages.say(f"{paths.shown(self._csv.path)} saved")

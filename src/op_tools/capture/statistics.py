@@ -121,7 +121,7 @@ class Statistics:
         lost = "; some could not be written" if self._writer.dropped else ""
         number = "1 file" if len(self._files) == 1 else f"{len(self._files)} files"
         written = f"statistics of {self._records} tensors in {self._calls} calls, {files.in_words(self._bytes)}"
-        return f"OpCapture: {written} in {number} in {paths.capture_root(self._out)}{lost}"
+        return f"OpCapture: {written} in {number} in {paths.shown(paths.capture_root(self._out))}{lost}"
 
     def files(self) -> list[str]:
         return self._files

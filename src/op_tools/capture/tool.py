@@ -187,7 +187,7 @@ class Data:
         linked = f", {self._files.linked} of them links to equal ones" if self._files.linked else ""
         lost = f"; {self._writer.dropped} parts could not be written" if self._writer.dropped else ""
         written = f"{self._files.count} files of {self._files.calls} calls{linked}, {files.in_words(self._files.bytes)}"
-        return f"OpCapture: {written} in {paths.capture_root(self._out)}{lost}"
+        return f"OpCapture: {written} in {paths.shown(paths.capture_root(self._out))}{lost}"
 
     def files(self) -> list[str]:
         return [str(paths.capture_root(self._out))] if self._files.count else []
@@ -209,7 +209,7 @@ class Data:
             identifier = f"{os.getpid()}/{call.id}/{begun.when}/{part}"
             path = self._files.write(folder, Content(part, call.name, identifier, taken, details))
             if self._tells:
-                messages.say(f"{path} saved")
+                messages.say(f"{paths.shown(path)} saved")
         if text:
             messages.say(text)
 

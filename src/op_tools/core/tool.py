@@ -7,7 +7,6 @@ import functools
 import inspect
 import os
 from collections.abc import Container
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, ClassVar, TypeVar, Union, cast
 
@@ -21,7 +20,7 @@ from op_tools.core.watcher import Condition, Kept, State, Watcher
 from op_tools.device import failure
 from op_tools.errors import SettingError, StopTraining
 from op_tools.ops.selection import Ops, selection
-from op_tools.output import messages
+from op_tools.output import messages, paths
 from op_tools.output.process import this_rank, world_size
 from op_tools.output.results import Results
 
@@ -187,7 +186,7 @@ class Tool(Watcher[State, Kept]):
                 f"the condition {self.condition!r} cannot be called: give a function of the op's own arguments"
             )
         self.selection = selection(self.prefix, ops, skip, shares=not self.changes)
-        self.out = settings.OUT.get() if out is None else Path(out)
+        self.out = paths.resolved(settings.OUT.get() if out is None else out)
         self.steps = settings.numbers("steps", steps, settings.STEPS)
         self.verbose = settings.VERBOSE.get() if verbose is None else verbose
         self.print_stack = settings.PRINT_STACK.get()

@@ -17,6 +17,24 @@ from typing import Callable
 REPLAYED = "op_replay_results"  # the folder of what replay writes, which it must not replay
 
 
+def resolved(out: str | os.PathLike[str]) -> Path:
+    """The folder that is meant now, also when the program changes its working directory."""
+    try:
+        return Path(os.path.abspath(out))
+    except FileNotFoundError:  # the working directory has been deleted
+        return Path(out)
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """As it is told to users: relative to the working directory if it is below it, ready to be copied."""
+    path = os.fspath(path)
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):  # no working directory any more, or another drive
+        return path
+    return path if relative.startswith(os.pardir) else relative
+
+
 def timestamp() -> str:
     """As it stands in the names of files and folders."""
     return time.strftime("%Y-%m-%d-%H-%M-%S")

@@ -261,10 +261,12 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
             for part, args, kwargs in _parts(checked):
                 store.save(own.path(), part, call.name, args, kwargs, f"{os.getpid()}/{call.id}/{when}/{part}", details)
         except OSError as error:
-            messages.complain(f"{self.out} cannot be written ({error.strerror}): OpOverflowCheck goes on without it")
+            messages.complain(
+                f"{paths.shown(self.out)} cannot be written ({error.strerror}): OpOverflowCheck goes on without it"
+            )
             return
         if self.verbose >= 1:
-            messages.say(f"OpOverflowCheck: inputs saved to {own.path()}")
+            messages.say(f"OpOverflowCheck: inputs saved to {paths.shown(own.path())}")
 
     # -- output -------------------------------------------------------------------------------------------------------
 

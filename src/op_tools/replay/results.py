@@ -178,7 +178,7 @@ class ReplayResults:
 
     def _files(self) -> Iterator[str]:
         for file in self.files:
-            yield f"{file} saved"
+            yield f"{paths.shown(file)} saved"
 
     def _last_line(self) -> str:
         others = [status for status in FAILURES if status != "wrong" and self.count(status)]

@@ -79,9 +79,9 @@ class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Span]):
         if self._shown:
             messages.say(tables.table(COLUMNS[:5], self._shown))
         if self.verbose >= 1 and ledger.rows.written:
-            messages.say(f"op elasped info saved to {ledger.rows.path}")
+            messages.say(f"op elasped info saved to {paths.shown(ledger.rows.path)}")
         if self.verbose >= 1 and ledger.trace.written:
-            messages.say(f"op trace for https://ui.perfetto.dev saved to {ledger.trace.path}")
+            messages.say(f"op trace for https://ui.perfetto.dev saved to {paths.shown(ledger.trace.path)}")
 
     def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any] | None:
         return self._ledger.shortcut(name, report, otherwise)
