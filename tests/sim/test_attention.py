@@ -164,3 +164,21 @@ def test_the_old_context_manager_chooses_too():
         with torch.backends.cuda.sdp_kernel(enable_flash=False, enable_math=False, enable_mem_efficient=True):
             output = F.scaled_dot_product_attention(*inputs("sim"))
     torch.testing.assert_close(output.cpu(), F.scaled_dot_product_attention(*inputs("cpu")))
+
+
+def second_derivatives(device, choices):
+    tensors = inputs(device)
+    with sdpa_kernel(choices):
+        output = F.scaled_dot_product_attention(*tensors)
+    gradients = torch.autograd.grad(output.square().sum(), tensors, create_graph=True)
+    sum(gradient.square().sum() for gradient in gradients).backward()
+    return [tensor.grad.cpu() for tensor in tensors]
+
+
+def test_the_second_derivative_is_there_for_the_math_kernel_alone_as_on_cuda():
+    """Fused kernels have none, on CUDA and on the CPU: sdpa_kernel(MATH) is how programs get it."""
+    math = [SDPBackend.MATH]
+    torch.testing.assert_close(second_derivatives("sim", math), second_derivatives("cpu", math))
+    for device in ("sim", "cpu"):
+        with pytest.raises(RuntimeError, match=r"derivative for aten::_scaled_dot_product_\w+_backward is not impl"):
+            second_derivatives(device, [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])

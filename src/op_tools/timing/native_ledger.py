@@ -11,7 +11,8 @@ from typing import Any, Callable
 from op_tools.core import route, where
 from op_tools.core.call import OpCall, ids
 from op_tools.core.steps import STEPS
-from op_tools.device import failure
+from op_tools.device import failure, progress
+from op_tools.device.progress import Asked, Line
 from op_tools.output.writer import Writer
 from op_tools.timing import ledger, signature
 from op_tools.timing.ledger import Book, Total
@@ -34,6 +35,13 @@ class NativeLedger(Book):
             ledger.MAX_UNREAD_ENTRIES,
         )
 
+        progress.counted_elsewhere.append(self._progress)
+
+    def _progress(self) -> tuple[list[Asked], list[Asked]]:
+        """Calls that take the shortcut are known to nobody else."""
+        passed, unread = self.timer.progress()
+        return _asked(passed), _asked(unread)
+
     def begin(self, call: OpCall) -> Any:
         module, line = call.where.module, call.where.line()
         return self.timer.begin(call.id, call.step, call.name, module, line, call.args, call.kwargs)
@@ -52,8 +60,12 @@ class NativeLedger(Book):
         self._reader.add(self.read)
 
     def close(self) -> None:
-        self._reader.close()
-        super().close()
+        try:
+            self._reader.close()
+            super().close()
+        finally:
+            if self._progress in progress.counted_elsewhere:  # else we are a forked child
+                progress.counted_elsewhere.remove(self._progress)
 
     def take(self, everything: bool) -> None:
         self.timer.read(everything, ledger.MAX_WAITING_CALLS)
@@ -63,3 +75,7 @@ class NativeLedger(Book):
 
     def sum_up(self) -> None:
         self.totals = {name: Total(*sums) for name, sums in self.timer.totals().items()}
+
+
+def _asked(calls: list[tuple[int, str, str]]) -> list[Asked]:
+    return [(number, name, Line(line)) for number, name, line in calls]

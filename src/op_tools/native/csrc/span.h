@@ -190,6 +190,17 @@ inline pybind11::dict totals(const Timer& timer) {
   return found;
 }
 
+inline pybind11::list in_words(const Calls& calls) {
+  pybind11::list words;
+  for (const auto& [id, site] : calls) words.append(pybind11::make_tuple(id, site->name, site->line));
+  return words;
+}
+
+inline pybind11::tuple progress(Timer& timer) {
+  const auto [passed, unread] = timer.progress();
+  return pybind11::make_tuple(in_words(passed), in_words(unread));
+}
+
 inline std::shared_ptr<Timer> make_timer(pybind11::handle trace, int64_t most_lines, pybind11::handle describe_call,
                                          pybind11::handle describe, pybind11::handle read_soon, int64_t read_every,
                                          size_t most_unread) {
@@ -212,6 +223,7 @@ inline bool add_to(PyObject* module) {
       .def("fetch", &fetch, "-> (rows, how many, lines of the trace, how many), since the last time")
       .def("totals", &totals, "-> {name: (calls, forward, backward, all in all, has inner)}")
       .def("waiting", [](const Timer& timer) { return timer.book.waiting(); }, "how many calls wait for their gradients")
+      .def("progress", &progress, "-> the last calls that the device has passed, and those that it may not have")
       .def("unread", &Timer::unread, "how much there is to take")
       .def("close", &Timer::close, "nobody listens any more");
   return SpanObject::add_to(module, "op_tools_native.Span", span_methods);

@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -196,6 +197,13 @@ struct Entry {
   Text inputs, outputs;
 };
 
+// A call that the device was asked for.
+struct Asked {
+  int64_t id;
+  std::shared_ptr<const Site> site;
+};
+using Calls = std::vector<Asked>;
+
 // Things that are used again. They are made by threads that train and let go by the one that writes: malloc would have
 // to take them back from there, against its lock.
 template <typename Kind>
@@ -329,7 +337,17 @@ class Timer {
     for (auto& entry : entries)
       if (entry.stretch != nullptr) entry.stretch->ask(wants_moment);
     std::lock_guard<std::mutex> lock(mutex_);
+    remember_passed(entries);
     asked_.insert(asked_.end(), std::make_move_iterator(entries.begin()), std::make_move_iterator(entries.end()));
+  }
+
+  // For a device that has failed: the last calls that it is known to have passed, and those that it is not.
+  std::pair<Calls, Calls> progress() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Calls unread;
+    for (const auto& entry : entries_)
+      if (is_call(entry)) unread.push_back(asked_of(entry));
+    return {Calls(passed_.begin(), passed_.end()), std::move(unread)};
   }
 
   // Hands what has been asked for to `take_in`, one entry after the other.
@@ -405,6 +423,23 @@ class Timer {
     }
   }
 
+  // Whether it is a call that a device was asked for.
+  static bool is_call(const Entry& entry) {
+    return entry.stretch != nullptr && !entry.stretch->backward && entry.stretch->clock != nullptr;
+  }
+
+  static Asked asked_of(const Entry& entry) {
+    return {entry.stretch->call->id, entry.stretch->call->site};
+  }
+
+  void remember_passed(const std::vector<Entry>& entries) {
+    Calls last;
+    for (auto entry = entries.rbegin(); entry != entries.rend() && last.size() < most_remembered; ++entry)
+      if (is_call(*entry)) last.push_back(asked_of(*entry));
+    passed_.insert(passed_.end(), last.rbegin(), last.rend());
+    while (passed_.size() > most_remembered) passed_.pop_front();
+  }
+
   // A stream's last event tells of those before it.
   static bool passed(const std::vector<Entry>& entries, bool wait) {
     std::map<std::pair<DeviceClock*, c10::StreamId>, c10::Event*> last;
@@ -432,11 +467,22 @@ class Timer {
                    std::make_move_iterator(entries_.begin() + static_cast<std::ptrdiff_t>(count)));
       entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(count));
     }
-    if (passed(taken, wait)) return taken;
-    std::lock_guard<std::mutex> lock(mutex_);
-    entries_.insert(entries_.begin(), std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.end()));
+    try {
+      if (passed(taken, wait)) return taken;
+    } catch (...) {  // a device that has failed: which calls it had not passed is still to be told
+      put_back(taken);
+      throw;
+    }
+    put_back(taken);
     return {};
   }
+
+  void put_back(std::vector<Entry>& taken) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    entries_.insert(entries_.begin(), std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.end()));
+  }
+
+  static constexpr size_t most_remembered = 3;
 
   const int64_t read_every_;
   const size_t most_unread_;
@@ -446,6 +492,7 @@ class Timer {
   std::unordered_map<uint64_t, Thread> threads_;
   std::vector<Entry> entries_;
   std::vector<Entry> asked_;
+  std::deque<Asked> passed_;
   Pool<Stretch> stretches_;
   Pool<Call> calls_;
   std::mutex asking_;  // one at a time, so that answers are in order
