@@ -1,5 +1,6 @@
 """`ditorch conformance …`: how good is this chip?
 
+ditorch conformance ops --dtypes float32,bfloat16 --jobs 8
 ditorch conformance pytorch --source ~/pytorch test_torch test_view_ops
 ditorch conformance report conformance_pytorch --baseline conformance_cpu
 ditorch conformance diff before after
@@ -21,8 +22,9 @@ from ditorch_conformance import devices, known, page, pytorch_tests, summary, ta
 from ditorch_conformance import diff as diffs
 from ditorch_conformance.engines import Engine, LocalEngine
 from ditorch_conformance.journal import Journal
+from ditorch_conformance.ops import recipe as op_matrix
 from ditorch_conformance.process import Limits, Recipe
-from ditorch_conformance.runner import run
+from ditorch_conformance.runner import SHARD_CASES, run
 from ditorch_shared.settings import number_of_bytes
 
 Command = Callable[..., Any]
@@ -66,15 +68,48 @@ def _run_options(command: Command) -> Command:
     return command
 
 
+def _device_option(what: str) -> Callable[[Command], Command]:
+    kinds = "The accelerator by the name cuda, by its own, or the CPU in plain torch."
+    return click.option(
+        "--device", type=click.Choice(devices.ALL), default=devices.CUDA, show_default=True, help=f"{what} {kinds}"
+    )
+
+
+@conformance.command()
+@_device_option("What is checked.")
+@click.option("--ops", default="", help="Only these: names, or patterns, with commas between them.  [default: all]")
+@click.option("--dtypes", default="", help="Only these, such as float32,bfloat16.  [default: all]")
+@click.option("--samples", default=0, type=click.IntRange(0), help="At most so many inputs of each.  [default: all]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: ops_DEVICE]")
+@_run_options
+def ops(
+    device: str,
+    ops: str,
+    dtypes: str,
+    samples: int,
+    out: Path | None,
+    jobs: int,
+    timeout: float,
+    memory: int,
+    **rest: Any,
+) -> None:
+    """Check every op, module and optimizer of torch's own lists, in every dtype, on many inputs.
+
+    Is it there, is it right, forward and backward, in place, with out=, on empty inputs …: docs/conformance.md. The
+    same command goes on where it was interrupted. The exit code is 1 if a case fails that is not in the file of known
+    failures.
+    """
+    folder = out or Path(f"ops_{device}")
+    chosen = op_matrix.choice(ops, dtypes, samples)
+    recipes = [(op_matrix.FILE, op_matrix.recipe(device, chosen, run_variables()))]
+    options = {"kind": "ops", "device": device, **chosen}
+    engine = LocalEngine(jobs, Limits(timeout, memory=memory), _made(folder))
+    _run(recipes, folder, options, engine, shard_cases=op_matrix.SHARD_CASES, **rest)
+
+
 @conformance.command()
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="A checkout of PyTorch's sources.")
-@click.option(
-    "--device",
-    type=click.Choice(devices.ALL),
-    default=devices.CUDA,
-    show_default=True,
-    help="Classes for CUDA, for the accelerator under its own name, or for the CPU in plain torch.",
-)
+@_device_option("Which of torch's classes run.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: conformance_DEVICE]")
 @click.option("-k", "wanted", default="*", help="Only cases whose Class.name fits this pattern.")
 @_run_options
@@ -109,7 +144,8 @@ def _run(
     options: dict[str, Any],
     engine: Engine,
     *,
-    wanted: str,
+    wanted: str = "*",
+    shard_cases: int = SHARD_CASES,
     tries: int,
     baseline: Path | None,
     known_file: Path | None,
@@ -124,7 +160,16 @@ def _run(
     journal = Journal(folder, options)
     try:
         with Screen() as screen:
-            run(recipes, engine, journal, wanted=wanted, tries=tries, plan=screen.plan, progress=screen.advance)
+            run(
+                recipes,
+                engine,
+                journal,
+                wanted=wanted,
+                tries=tries,
+                shard_cases=shard_cases,
+                plan=screen.plan,
+                progress=screen.advance,
+            )
     except KeyboardInterrupt:
         contents = journal.contents
         message = f"Stopped after {len(contents.attempts):,} cases; the same command goes on from there."

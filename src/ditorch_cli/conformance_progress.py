@@ -11,7 +11,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ditorch_conformance.results import FAILING, Attempt
+from ditorch_conformance.results import FAILING, PASSING, SKIPPED, Attempt
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -44,8 +44,8 @@ class Screen:
     def advance(self, attempt: Attempt) -> None:
         with self._lock:
             self._counts[attempt.status] += 1
-            failed = sum(self._counts[status] for status in FAILING)
-            words = f"{self._counts['passed']:,} passed, {failed:,} failed, {self._counts['skipped']:,} skipped"
+            passed, failed = (sum(self._counts[status] for status in of) for of in (PASSING, FAILING))
+            words = f"{passed:,} passed, {failed:,} failed, {self._counts[SKIPPED]:,} skipped"
             self._bar.update(self._task, advance=1, description=words)
             if self._bar.disable and time.monotonic() - self._told > _SECONDS_BETWEEN_LINES:
                 self._told = time.monotonic()

@@ -14,6 +14,7 @@ from ditorch_conformance import summary
 from ditorch_conformance.causes import group, reproducer
 from ditorch_conformance.diff import Change, Difference
 from ditorch_conformance.known import Known
+from ditorch_conformance.ops import recipe as op_matrix
 from ditorch_conformance.tables import Table
 
 _MAX_ROWS = 20
@@ -22,12 +23,14 @@ _MAX_ROWS = 20
 def show_summary(table: Table, baseline: Table | None, known: Known) -> None:
     console = Console(highlight=False, soft_wrap=True)
     files = summary.by_file(table.results)
-    grid = Grid("file", *summary.STATUSES, box=box.SIMPLE_HEAD, pad_edge=False)
-    for file, counted in sorted(files.items()):
-        grid.add_row(escape(file), *(f"{counted[status]:,}" for status in summary.STATUSES))
-    if len(files) > 1:
+    rows = summary.by_dtype(table.results) if set(files) == {op_matrix.FILE} else files
+    statuses = summary.statuses(table.results)
+    grid = Grid("dtype" if rows is not files else "file", *statuses, box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, counted in sorted(rows.items()):
+        grid.add_row(escape(name), *(f"{counted[status]:,}" for status in statuses))
+    if len(rows) > 1:
         whole = Counter(result.status for result in table.results)
-        grid.add_row("all", *(f"{whole[status]:,}" for status in summary.STATUSES))
+        grid.add_row("all", *(f"{whole[status]:,}" for status in statuses))
     console.print(grid)
     if table.never_run:
         console.print(f"{len(table.never_run):,} cases were not reached; the same command runs them.")

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ditorch_conformance.results import CRASH, TIMEOUT, Case, Result, dtype_of, without_advice
+from ditorch_conformance.ops import recipe as op_matrix
+from ditorch_conformance.results import CRASH, ERROR, FAILURE, FLAKY, Case, Result, dtype_of, without_advice
 
 _MAX_MESSAGE = 160
 
@@ -99,10 +100,8 @@ def group(results: Iterable[Result]) -> list[Cause]:
 
 def kind_of(result: Result) -> str:
     """Whose fault it looks like: one word."""
-    if result.status in (CRASH, TIMEOUT):
-        return result.status
-    if "kind" in result.details:  # the op matrix knows
-        return str(result.details["kind"])
+    if result.status not in (FAILURE, ERROR, FLAKY):
+        return result.status  # a crash; and the op matrix knows
     if result.where.rpartition(":")[2] in _GENERATORS:
         return "input-generator"
     text = f"{result.info}: {result.message}"
@@ -133,5 +132,7 @@ def without_numbers(result: Result) -> str:
 
 
 def reproducer(case: Case) -> str:
-    """A command that shows the failure, to be run in PyTorch's folder `test`."""
+    """A command that shows the failure; of PyTorch's tests, to be run in its folder `test`."""
+    if case.file == op_matrix.FILE:
+        return f"ditorch conformance ops --ops {case.classname} --dtypes {case.name} --out reproducer"
     return f"PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda ditorch run {case.file} {case.classname}.{case.name}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 CUDA, OWN, CPU = "cuda", "own", "cpu"
 ALL = (CUDA, OWN, CPU)
@@ -25,6 +26,13 @@ def prepare(device: str) -> None:
         import torch  # and with it ditorch
 
         torch.zeros(1, device="cuda")  # an accelerator that does not start costs the file, with its reason
+
+
+def device_of(device: str) -> Any:
+    """The torch.device that calls run on."""
+    import torch
+
+    return torch.device(_own_name() if device == OWN else device)
 
 
 def variables(device: str, run: dict[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ditorch_conformance.causes import without_numbers
-from ditorch_conformance.results import FAILING, PASSED, Case, Result, dtype_of, is_of_device, portable
+from ditorch_conformance.results import FAILING, PASSING, Case, Result, dtype_of, is_of_device, portable
 from ditorch_conformance.tables import Table
 
 
@@ -55,8 +55,8 @@ def compare(before: Table, after: Table) -> Difference:
     one, other = _by_portable(before, has_files), _by_portable(after, has_files)
     common = [Change(case, one[case], other[case]) for case in one if case in other]
     changed = [change for change in common if _state(change.before) != _state(change.after)]
-    gained = [change for change in changed if change.after.status == PASSED]
-    lost = [change for change in changed if change.before.status == PASSED and change.after.status in FAILING]
+    gained = [change for change in changed if change.after.status in PASSING]
+    lost = [change for change in changed if change.before.status in PASSING and change.after.status in FAILING]
     rest = [change for change in changed if change not in gained and change not in lost]
     return Difference(
         gained,
@@ -85,7 +85,7 @@ def _is_of_cpu(case: Case) -> bool:
 
 
 def _state(result: Result) -> str:
-    return "failing" if result.is_failing else result.status
+    return "failing" if result.is_failing else "passing" if result.status in PASSING else result.status
 
 
 def _plain(change: Change) -> dict[str, str]:

@@ -7,13 +7,9 @@ from html import escape
 
 from ditorch_conformance import summary
 from ditorch_conformance.causes import group, kind_of, reproducer
-from ditorch_conformance.results import PASSED, SKIPPED
+from ditorch_conformance.ops.recipe import DTYPES
+from ditorch_conformance.results import PASSING, SKIPPED
 from ditorch_conformance.tables import Table
-
-_DTYPES = (
-    "float64", "float32", "bfloat16", "float16", "complex128", "complex64", "complex32",
-    "int64", "int32", "int16", "int8", "uint8", "bool",
-)  # fmt: skip
 
 _MAX_MESSAGE = 300
 _STYLE = """
@@ -64,11 +60,10 @@ def _row(*cells: object) -> str:
 
 
 def _files(table: Table) -> str:
-    rows = [
-        _row(file, *(counted[status] for status in summary.STATUSES))
-        for file, counted in sorted(summary.by_file(table.results).items())
-    ]
-    return _grid("Files", ["file", *summary.STATUSES], rows)
+    statuses = summary.statuses(table.results)
+    counts = summary.by_file(table.results)
+    rows = [_row(file, *(counted[status] for status in statuses)) for file, counted in sorted(counts.items())]
+    return _grid("Files", ["file", *statuses], rows)
 
 
 def _causes(table: Table) -> str:
@@ -89,7 +84,7 @@ def _causes(table: Table) -> str:
 def _matrix(table: Table) -> str:
     found = summary.matrix(table.results)
     seen = {dtype for dtypes in found.values() for dtype in dtypes}
-    columns = [dtype for dtype in _DTYPES if dtype in seen] + sorted(seen.difference(_DTYPES))
+    columns = [dtype for dtype in DTYPES if dtype in seen] + sorted(seen.difference(DTYPES))
     rows = []
     for op, dtypes in sorted(found.items()):
         cells = "".join(_cell(dtypes.get(dtype, {})) for dtype in columns)
@@ -101,9 +96,9 @@ def _cell(counted: dict[str, int]) -> str:
     run = sum(count for status, count in counted.items() if status != SKIPPED)
     if not run:
         return "<td class='none'>–</td>"
-    passed = counted.get(PASSED, 0)
+    passed = sum(counted.get(status, 0) for status in PASSING)
     kind = "good" if passed == run else "bad" if passed == 0 else "part"
-    failed = ", ".join(f"{count} {status}" for status, count in counted.items() if status not in (PASSED, SKIPPED))
+    failed = ", ".join(f"{count} {status}" for status, count in counted.items() if status not in (*PASSING, SKIPPED))
     return f"<td class='{kind}' title='{escape(failed)}'>{passed}/{run}</td>"
 
 
@@ -111,7 +106,7 @@ def _cases(table: Table) -> str:
     rows = [
         _row(result.case, result.status, kind_of(result), _short(result.message), result.where)
         for result in table.results
-        if result.status not in (PASSED, SKIPPED)
+        if result.status not in (*PASSING, SKIPPED)
     ]
     return _grid("Cases that did not pass", ["case", "status", "kind", "message", "where"], rows)
 

@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 # The reference's words, and ours for what it had none for.
 PASSED, FAILURE, ERROR, SKIPPED = "passed", "failure", "error", "skipped"
 CRASH, TIMEOUT, FLAKY = "crash", "timeout", "flaky"
-FAILING = frozenset({FAILURE, ERROR, CRASH, TIMEOUT})
+# The op matrix's: a status blames one cause.
+RIGHT, WRONG, UNSUPPORTED = "right", "wrong", "unsupported"
+GENERATOR, REDIRECT, HARNESS = "input-generator", "redirect", "harness"
+PASSING = frozenset({PASSED, RIGHT})
+FAILING = frozenset({FAILURE, ERROR, CRASH, TIMEOUT, WRONG, UNSUPPORTED, GENERATOR, REDIRECT, HARNESS})
 IMPORT = "import"  # the name of the one case of a file that cannot be imported
 
 
@@ -55,8 +59,8 @@ def result_of(attempts: list[Attempt]) -> Result:
     """A case that fails and then passes is flaky, and keeps the message of its failure."""
     first, last = attempts[0], attempts[-1]
     tries = tuple(attempt.status for attempt in attempts)
-    shown = first if last.status == PASSED else last
-    status = FLAKY if len(set(tries)) > 1 and PASSED in tries else last.status
+    shown = first if last.status in PASSING else last
+    status = FLAKY if len(set(tries)) > 1 and PASSING.intersection(tries) else last.status
     values = {name: getattr(shown, name) for name in Attempt.__dataclass_fields__}
     return Result(**{**values, "status": status}, tries=tries)
 
@@ -67,7 +71,7 @@ _DTYPES = (
     "float64|float32|float16|bfloat16|complex128|complex64|complex32|int64|int32|int16|int8|uint64|uint32|uint16|uint8|"
     r"bool|float8_\w+|qint8|quint8|qint32"
 )
-_DTYPE = re.compile(rf"_({_DTYPES})(?=_|$)")
+_DTYPE = re.compile(rf"(?:^|_)({_DTYPES})(?=_|$)")
 DEVICES = "privateuse1|privateuseone|sim|cuda|cpu|npu|mlu|musa|xpu|mps|hpu|gcu|supa|sdaa|meta"
 _CLASS_SUFFIX = re.compile(rf"({DEVICES})$", re.IGNORECASE)
 _NAME_DEVICE = re.compile(rf"_({DEVICES})(?=_|$)")

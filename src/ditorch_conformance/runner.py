@@ -12,7 +12,7 @@ from ditorch_conformance.journal import Journal
 from ditorch_conformance.process import Recipe
 from ditorch_conformance.results import FAILING, IMPORT, Attempt, Case
 
-_SHARD_CASES = 50
+SHARD_CASES = 50
 
 Progress = Callable[[Attempt], None]
 Plan = Callable[[int], None]  # how many attempts are to come
@@ -25,10 +25,13 @@ def run(
     *,
     wanted: str = "*",
     tries: int = 2,
+    shard_cases: int = SHARD_CASES,
     plan: Plan = lambda _: None,
     progress: Progress = lambda _: None,
 ) -> None:
     """Runs every wanted case that the journal does not have; `wanted` is a pattern for `Class.name`.
+
+    `shard_cases`: how many a worker takes at once.
 
     Those that failed are run again, in fresh workers and after all others: a case may fail for what its neighbours have
     left behind, or by chance.
@@ -59,7 +62,7 @@ def run(
                 )
                 for file, recipe in files
             ]
-            shards = [shard for file, recipe, cases in left for shard in _shards(file, recipe, cases)]
+            shards = [shard for file, recipe, cases in left for shard in _shards(file, recipe, cases, shard_cases)]
             plan(sum(len(shard.cases) for shard in shards))
             engine.run(shards, deliver)
             engine.close()  # the next attempts are made by fresh workers
@@ -73,8 +76,6 @@ def _is_due(attempts: dict[Case, list[Attempt]], case: Case, number: int) -> boo
     return len(made) == number and (number == 0 or (made[-1].status in FAILING and case.name != IMPORT))
 
 
-def _shards(file: str, recipe: Recipe, cases: list[Case]) -> list[Shard]:
+def _shards(file: str, recipe: Recipe, cases: list[Case], size: int) -> list[Shard]:
     """Pieces that several workers can share."""
-    return [
-        Shard(file, recipe, tuple(cases[start : start + _SHARD_CASES])) for start in range(0, len(cases), _SHARD_CASES)
-    ]
+    return [Shard(file, recipe, tuple(cases[start : start + size])) for start in range(0, len(cases), size)]

@@ -8,10 +8,32 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ditorch_conformance.causes import group
-from ditorch_conformance.results import PASSED, SKIPPED, Result, dtype_of, portable
+from ditorch_conformance.results import (
+    CRASH,
+    ERROR,
+    FAILING,
+    FAILURE,
+    FLAKY,
+    GENERATOR,
+    HARNESS,
+    PASSED,
+    PASSING,
+    REDIRECT,
+    RIGHT,
+    SKIPPED,
+    TIMEOUT,
+    UNSUPPORTED,
+    WRONG,
+    Result,
+    dtype_of,
+    portable,
+)
 from ditorch_conformance.tables import Table
 
-STATUSES = ("passed", "failure", "error", "crash", "timeout", "flaky", "skipped")
+# in the order of tables, which have those that occur
+_STATUSES = (
+    PASSED, RIGHT, FAILURE, ERROR, WRONG, UNSUPPORTED, GENERATOR, REDIRECT, HARNESS, CRASH, TIMEOUT, FLAKY, SKIPPED,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +56,12 @@ def counts(results: Iterable[Result], key: Callable[[Result], str]) -> dict[str,
         if name:
             found.setdefault(name, Counter())[result.status] += 1
     return found
+
+
+def statuses(results: Iterable[Result]) -> list[str]:
+    """Those that occur, as columns of a table."""
+    seen = {result.status for result in results}
+    return [status for status in _STATUSES if status in seen]
 
 
 def by_file(results: Iterable[Result]) -> dict[str, Counter[str]]:
@@ -60,9 +88,9 @@ def matrix(results: Iterable[Result]) -> dict[str, dict[str, Counter[str]]]:
 
 def agreement(results: Iterable[Result], baseline: Iterable[Result]) -> Agreement:
     """Cases that this device skips by name (`@onlyCPU`) do not count, and neither do those that fail on the CPU."""
-    passing = {portable(result.case) for result in baseline if result.status == PASSED}
+    passing = {portable(result.case) for result in baseline if result.status in PASSING}
     here = [result for result in results if result.status != SKIPPED and portable(result.case) in passing]
-    return Agreement(len(here), sum(result.status == PASSED for result in here))
+    return Agreement(len(here), sum(result.status in PASSING for result in here))
 
 
 def as_dictionary(table: Table, baseline: Table | None = None) -> dict[str, Any]:
@@ -103,8 +131,8 @@ def markdown(table: Table, baseline: Table | None = None) -> str:
 
 
 def _line(name: str, counted: Counter[str], agreed: Agreement | None) -> str:
-    failed = sum(counted[status] for status in ("failure", "error", "crash", "timeout"))
-    values = [name, f"{sum(counted.values()):,}", f"{counted['passed']:,}", f"{failed:,}"]
+    passed, failed = (sum(counted[status] for status in of) for of in (PASSING, FAILING))
+    values = [name, f"{sum(counted.values()):,}", f"{passed:,}", f"{failed:,}"]
     values += [f"{counted['flaky']:,}", f"{counted['skipped']:,}"]
     if agreed is not None:
         values += [f"{agreed.run:,}", f"{agreed.passed:,} ({100 * agreed.share:.2f} %)"]

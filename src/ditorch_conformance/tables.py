@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from ditorch_conformance import journal
 from ditorch_conformance.errors import ConformanceError
-from ditorch_conformance.results import CRASH, ERROR, FAILURE, PASSED, SKIPPED, TIMEOUT, Case, Result, unique
+from ditorch_conformance.results import FAILING, FAILURE, PASSING, SKIPPED, WRONG, Case, Result, unique
 
 # the reference's columns, then ours
 COLUMNS = ("file", "classname", "name", "status", "info", "message", "line", "where", "op", "seconds", "tries")
@@ -99,7 +99,7 @@ def write(folder: Path, table: Table) -> None:
     """All files of a run."""
     results = table.results
     put(folder / "results.csv", "".join(_csv_lines(results)))
-    of_status = {"passed": {PASSED}, "skipped": {SKIPPED}, "failed": {FAILURE, ERROR, CRASH, TIMEOUT}}
+    of_status = {"passed": PASSING, "skipped": {SKIPPED}, "failed": FAILING}
     for name, statuses in of_status.items():
         cases = [result.case for result in results if result.status in statuses]
         put(folder / f"{name}_test_case.json", json.dumps(_by_file(cases), indent=1))
@@ -143,7 +143,8 @@ def junit(table: Table) -> str:
             suite = suites[result.case.file] = ElementTree.SubElement(root, "testsuite", name=result.case.file)
         names = {**result.case._asdict(), "line": str(result.line), "time": f"{result.seconds:.3f}"}
         case = ElementTree.SubElement(suite, "testcase", names)
-        kind = {SKIPPED: "skipped", FAILURE: "failure", PASSED: ""}.get(result.status, "error")
+        kinds = {SKIPPED: "skipped", FAILURE: "failure", WRONG: "failure", **dict.fromkeys(PASSING, "")}
+        kind = kinds.get(result.status, "error")
         if kind:
             what = {"type": _clean(result.info or result.status), "message": _clean(result.message)}
             ElementTree.SubElement(case, kind, what)

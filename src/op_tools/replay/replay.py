@@ -53,7 +53,7 @@ def load(folder: Path, trusted: tuple[str, ...] = ()) -> Replayable:
 def run(capture: Replayable, device: torch.device, forward_only: bool) -> None:
     """Runs the call once on the device. The tools that are on see the call itself, and nothing of its preparation."""
     with torch._C.DisableTorchFunction():
-        args, kwargs = _fresh_arguments(capture, device)
+        args, kwargs = fresh_arguments(capture.args, capture.kwargs, device)
     with pretended(capture.where):
         with _autocast(capture.autocast, device):
             result = capture.func(*args, **kwargs)
@@ -68,10 +68,12 @@ def _autocast(autocast: Autocast | None, device: torch.device) -> contextlib.Abs
     return torch.autocast(device.type, dtype=autocast.dtype, cache_enabled=autocast.caches)
 
 
-def _fresh_arguments(capture: Replayable, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def fresh_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments on the device; those that overlap in memory do so there, too."""
     together: dict[int, list[Tensor]] = {}
-    for tensor in trees.tensors((capture.args, capture.kwargs)):
+    for tensor in trees.tensors((args, kwargs)):
         if tensor.layout is torch.strided:
             together.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
     moved: dict[int, Tensor] = {}
@@ -81,7 +83,7 @@ def _fresh_arguments(capture: Replayable, device: torch.device) -> tuple[tuple[A
     def on_device(tensor: Tensor) -> Tensor:
         return moved[id(tensor)] if id(tensor) in moved else tensor.to(device)
 
-    args, kwargs = trees.map_tensors(on_device, (capture.args, capture.kwargs))
+    args, kwargs = trees.map_tensors(on_device, (args, kwargs))
     return _redirected(args, device), _redirected(kwargs, device)
 
 

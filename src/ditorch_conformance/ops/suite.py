@@ -1,0 +1,78 @@
+"""The op matrix as a worker runs it: a case is one entry of torch's lists in one dtype."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ditorch_conformance import devices
+from ditorch_conformance.ops import speed
+from ditorch_conformance.ops.attempts import Finding
+from ditorch_conformance.ops.checks import Checker
+from ditorch_conformance.ops.databases import Entry, entries
+from ditorch_conformance.ops.findings import Summary
+from ditorch_conformance.ops.samples import Call
+from ditorch_conformance.ops.stream import falls_back
+from ditorch_conformance.results import GENERATOR
+from op_tools.output.results import finite
+
+
+class OpSuite:
+    """`options`: device, and ops, dtypes and samples as recipe.choice has them."""
+
+    def __init__(self, _: str, options: dict[str, Any]) -> None:
+        devices.prepare(options["device"])
+        torch.set_num_threads(1)
+        if options["device"] != devices.CPU:  # float32 is float32 here
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        self._device = devices.device_of(options["device"])
+        self._entries = entries(options["ops"], options["device"] == devices.CPU)
+        self._dtypes = options["dtypes"]
+        self._most = options["samples"] or None
+        self._checker = Checker(self._device)
+        warnings.simplefilter("ignore")
+
+    def cases(self) -> list[tuple[str, str]]:
+        return [
+            (entry.name, dtype)
+            for entry in self._entries.values()
+            for dtype in entry.dtypes
+            if not self._dtypes or dtype in self._dtypes
+        ]
+
+    def run(self, classname: str, name: str) -> dict[str, Any]:
+        entry, summary, largest = self._entries[classname], Summary(), None
+        for call in itertools.islice(self._calls(entry, name, summary), self._most):
+            checked = self._checker.check(call)
+            summary.add(checked)
+            if checked.kernels and _elements(call) > _elements(largest):
+                largest = call
+        times = {} if largest is None else self._times(largest)
+        found = summary.answer(falls_back(summary.kernels, self._device), times)
+        plain: dict[str, Any] = finite(found)
+        return {"op": classname, **plain}
+
+    def _calls(self, entry: Entry, dtype: str, summary: Summary) -> Iterator[Call]:
+        """A generator of torch's that fails costs what it has not made yet."""
+        torch.manual_seed(0)
+        try:
+            yield from entry.calls(dtype)
+        except Exception as error:  # noqa: BLE001 - it is what is told
+            reason = f"torch's list could not make the inputs: {' '.join(str(error).split())}"
+            summary.note(Finding("inputs", GENERATOR, reason, "inputs", type(error).__name__))
+
+    def _times(self, call: Call) -> dict[str, float]:
+        try:
+            on_device, on_host = speed.seconds(call, self._device), speed.seconds(call, torch.device("cpu"))
+        except Exception:  # noqa: BLE001 - it has run before; a second run that fails says nothing of its speed
+            return {}
+        digits = {"device_ms": 1e3 * on_device, "cpu_ms": 1e3 * on_host, "speedup": on_host / on_device}
+        return {name: float(f"{value:.4g}") for name, value in digits.items()}
+
+
+def _elements(call: Call | None) -> int:
+    return -1 if call is None else sum(tensor.numel() for tensor in call.tensors)
