@@ -23,6 +23,10 @@ _COMMANDS = {
         "ditorch_cli.reproduce:command",
         "Make a captured op call a small script that needs torch only and fails while the fault is there.",
     ),
+    "bisect": (
+        "ditorch_cli.bisect:command",
+        "Find the smallest set of ops which, run on the CPU, makes a program right again.",
+    ),
     "conformance": (
         "ditorch_cli.conformance:conformance",
         "Run PyTorch's own tests and ops on this accelerator; tables, causes, comparisons.",
@@ -39,6 +43,7 @@ _ERRORS = {
     "ditorch.errors": "DitorchError",
     "op_tools.errors": "OpToolsError",
     "ditorch_conformance.errors": "ConformanceError",
+    "ditorch_diagnosis.errors": "DiagnosisError",
 }
 
 

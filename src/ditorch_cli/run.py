@@ -37,6 +37,7 @@ def _autoload() -> str:
 
 
 _AUTOLOAD = _autoload()
+_MACHINE_CODE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # how files of Linux and macOS begin
 
 
 @click.command(cls=ToolCommand, context_settings={"allow_interspersed_args": False})
@@ -69,11 +70,20 @@ def _interpreter(is_module: bool, program: str) -> list[str]:
     """What runs the program: this Python, unless it is a command of another kind."""
     python = [sys.executable, *_interpreter_options()]
     if is_module or Path(program).exists() or os.sep in program:
-        return python
+        return [] if not is_module and _is_machine_code(program) else python
     found = shutil.which(program)
     if found is None:
         return python  # which says that there is no such file
     return []
+
+
+def _is_machine_code(program: str) -> bool:
+    """Whether it is an executable of the system, such as /usr/bin/python3, and no script."""
+    try:
+        with open(program, "rb") as file:
+            return file.read(4) in _MACHINE_CODE
+    except OSError:
+        return False
 
 
 def _interpreter_options() -> list[str]:

@@ -97,6 +97,8 @@ def _verdict(tool: str, total: Row) -> str:
         return f"{wrong} in {calls}, {total['values']:,} values compared"
     if tool == "OpCapture":
         return f"{calls} saved: {', '.join(total['files'][:2])}"
+    if tool == "LossLog":
+        return f"{total['calls']:,} losses: {', '.join(total['files'][:1])}"
     words = {
         "OpTimeMeasure": "timed",
         "OpOverflowCheck": "looked at for NaN and Inf",

@@ -96,6 +96,7 @@ OPTIONS: tuple[Option, ...] = (
         "[OPS:]MAP",
     ),
     Option("--monitor", "sample memory and CPU time of every process, and the memory of its devices", None, "monitor"),
+    Option("--losses", "note the loss of every backward pass; --capture=statistics does so, too", None, "losses"),
     Option(
         "--ops",
         "the ops that tools watch: full names and regular expressions, with commas between them",

@@ -120,7 +120,7 @@ class NumberRanges:
 
 
 # what OP_TOOLS and the options of `ditorch run` call the tools
-TOOL_NAMES = ("autocompare", "capture", "time", "overflow", "observe", "fallback", "cast", "monitor")
+TOOL_NAMES = ("autocompare", "capture", "time", "overflow", "observe", "fallback", "cast", "monitor", "losses")
 
 
 def _tool_names(text: str) -> tuple[str, ...]:

@@ -120,6 +120,10 @@ class TestTheCommandLine:
         command, _ = started("train.py", "-m", "--help", "run", "--", "--")
         assert command == [*_options_of_this_process(), "train.py", "-m", "--help", "run", "--", "--"]
 
+    def test_an_executable_by_its_path_is_no_script(self, started):
+        command, _ = started(sys.executable, "x.py")
+        assert command == ["x.py"]
+
     def test_all_after_the_module_is_the_modules(self, started):
         command, _ = started("-m", "package.train", "-m", "--help")
         assert command == [*_options_of_this_process(), "-m", "package.train", "-m", "--help"]

@@ -20,7 +20,7 @@ LAYERS = (
     {"device"},
     {"storage"},
     {"core"},
-    {"autocompare", "capture", "timing", "overflow", "reroute", "observe", "monitor"},
+    {"autocompare", "capture", "timing", "overflow", "reroute", "observe", "monitor", "losses"},
     {"replay"},
     {"compare_runs", "reproduce"},
     {"run", "run_op_from_data", "process_monitor", "__init__"},

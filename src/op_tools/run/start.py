@@ -8,6 +8,7 @@ from op_tools.capture.tool import OpCapture
 from op_tools.core import spelling
 from op_tools.core.running import tell
 from op_tools.core.tool import AnyTool
+from op_tools.losses import LossLog
 from op_tools.monitor import ProcessMonitor
 from op_tools.observe import OpObserve
 from op_tools.overflow.tool import OpOverflowCheck
@@ -40,13 +41,16 @@ def start(backend: str, command: str | None) -> None:
         if not tool.verbose:  # else it has done so itself
             spelling.check(type(tool).__name__, tool.selection, [one.prefix for one in _TOOLS.values()])
         tools.append(tool)
-    monitors = [ProcessMonitor().start()] if "monitor" in names else []
+    # what a run is to be compared by later
+    has_statistics = "capture" in names and settings.CAPTURE_MODE.get() == "statistics"
+    others: list[ProcessMonitor | LossLog] = [ProcessMonitor().start()] if "monitor" in names else []
+    others += [LossLog().start()] if "losses" in names or has_statistics else []
     if names:
-        record = Record([*tools, *monitors], settings.OUT.get(), backend, command)
+        record = Record([*tools, *others], settings.OUT.get(), backend, command)
 
         def end() -> None:
-            for monitor in monitors:
-                monitor.stop()
+            for one in others:
+                one.stop()
             record.end()
 
         tell(record.step_began, end)

@@ -1,0 +1,112 @@
+"""LossLog: the loss of every backward pass, as the program goes. `ditorch run --losses` has it in every process.
+
+    {"step": 0, "loss": 4.8519}
+    {"step": 1, "loss": 4.8327}
+
+A loss is a scalar tensor from which backward begins without a given gradient: the program need not say what it is.
+Values are read half a second later at the earliest, a few at once: reading one waits for the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from op_tools import settings
+from op_tools.core import dynamo, graphs
+from op_tools.core.modes import with_modes_aside
+from op_tools.core.steps import STEPS
+from op_tools.output import messages, process
+from op_tools.output.results import Results, finite
+
+FOLDER = "losses"
+_SECONDS_BETWEEN = 0.5
+
+
+class LossLog:
+    """`start()` and `stop()`. One line of JSON for each loss; of a process that is killed, what was read by then."""
+
+    def __init__(self, out: Path | None = None) -> None:
+        self._out = settings.OUT.get() if out is None else out
+        self._backward: Callable[..., Any] | None = None
+        self._waiting: list[tuple[int, Tensor]] = []
+        self._rows: list[tuple[int, float]] = []
+        self._path: Path | None = None
+        self._written = 0.0
+
+    def start(self) -> LossLog:
+        """Hears of every backward pass of this process from now on."""
+        if self._backward is None:
+            self._backward = torch.autograd.backward
+            torch.autograd.backward = self._heard(torch.autograd.backward)
+        return self
+
+    def stop(self) -> None:
+        """Torch is as it was."""
+        if self._backward is not None:
+            torch.autograd.backward = self._backward
+            self._backward = None
+            with_modes_aside(self._write)
+
+    @property
+    def results(self) -> Results:
+        files = [] if self._path is None else [str(self._path)]
+        return Results("LossLog", ("step", "loss"), self._rows, len(self._rows), files=files)
+
+    def _heard(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(backward)
+        @dynamo.hidden
+        def heard(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if grad_tensors is None and not dynamo.is_tracing() and not graphs.is_capturing():
+                with_modes_aside(self._note, tensors)
+            return backward(tensors, grad_tensors, *args, **kwargs)
+
+        return heard
+
+    def _note(self, tensors: Any) -> None:
+        """A failure of ours never ends a training run."""
+        try:
+            for loss in _losses(tensors):
+                self._waiting.append((STEPS.current, loss))
+            if time.monotonic() - self._written >= _SECONDS_BETWEEN:
+                self._write()
+        except Exception as error:  # noqa: BLE001  whatever it is, training goes on
+            self._waiting.clear()
+            text = f"a loss could not be noted: {messages.in_short(error)}; training goes on"
+            messages.complain_once("losses", text=text)
+
+    def _write(self) -> None:
+        """Reads the losses that wait, and appends them to the file."""
+        self._written = time.monotonic()
+        waiting, self._waiting = self._waiting, []
+        read = [(step, float(loss.item())) for step, loss in waiting]
+        self._rows += read
+        if not read:
+            return
+        lines = "".join(json.dumps(finite({"step": step, "loss": loss})) + "\n" for step, loss in read)
+        try:
+            self._path = self._path or self._new_path()
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(lines)
+        except OSError as error:
+            messages.complain_once("losses", text=f"losses cannot be written ({error.strerror}); training goes on")
+
+    def _new_path(self) -> Path:
+        folder = self._out.absolute() / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / "{host}-rank{rank}-pid{pid}.jsonl".format(**process.identity())
+
+
+def _losses(tensors: Any) -> Iterator[Tensor]:
+    """Copies: a program may write into a loss later."""
+    for tensor in [tensors] if isinstance(tensors, Tensor) else list(tensors):
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if isinstance(local, Tensor) and local.numel() == 1 and not local.is_complex():
+            yield local.detach().clone()
