@@ -186,6 +186,16 @@ class Arguments:
         made.kwargs = {**self.kwargs, **dict(zip(form.named, left))} if form.named else self.kwargs
         return made
 
+    def with_numbers(self, function: Callable[[float], float]) -> Arguments:
+        """The same arguments with other Python numbers, where these are not whole."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+                return trees.rebuilt(value, [changed(part) for part in value])
+            return function(value) if isinstance(value, float) else value
+
+        return Arguments(changed(self.args), {name: changed(value) for name, value in self.kwargs.items()})
+
     def mapped(self, function: Convert) -> Arguments:
         """The same arguments with every distinct tensor replaced."""
         made = {id(tensor): tensor for tensor in self.tensors}

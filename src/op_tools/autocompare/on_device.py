@@ -11,6 +11,8 @@ from collections import Counter
 from op_tools.autocompare.by_identities import Proofs
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.foreach_lists import Joined
+from op_tools.autocompare.judging.comparer import Comparison
+from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.strategy import (
     CallInProgress,
     Deliver,
@@ -23,6 +25,7 @@ from op_tools.autocompare.strategy import (
 )
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
+from op_tools.ops import catalogue
 
 
 class OnDevice(Strategy):
@@ -38,7 +41,8 @@ class OnDevice(Strategy):
 
     def before(self, call: OpCall) -> CallInProgress:
         state = CallInProgress(call)
-        if state.works_in_place or call.name in self._found_in_place:
+        may_change = state.works_in_place or catalogue.of(call.name) is None or call.name in self._found_in_place
+        if may_change:
             self._proofs.will_change(state.live.tensors)
             if self._deferred is not None:
                 self._deferred.will_change(state.live.tensors)
@@ -54,7 +58,8 @@ class OnDevice(Strategy):
             given = (state.joined() if joins else None) or state.live
         seen = state.observed(call, given, None)
         if seen.changed and state.given is None:
-            self._found_in_place.add(call.name)  # the next time its inputs are copied
+            self._found_in_place.add(call.name)
+            self._deliver(call, Outcome(Comparison(failure="it has changed its inputs; from now on they are copied")))
             return None
         seen.kept = state.live if seen.changed else None
         if isinstance(given, Joined):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
+import torch
 from torch.overrides import resolve_name
 
 _HOMES = re.compile(r"torch\.(?:Tensor|nn\.functional|functional|_C\._nn|_VF)\.|torch\.(?:ops\.)?|(?=aten\.)")
@@ -23,11 +25,19 @@ def op_name(func: Any) -> str:
     """The full name of an op: what torch.overrides.resolve_name says, or module and name of any other function."""
     name = resolve_name(func)
     if name is not None:
-        return str(name)
+        return _own_name(func, str(name))
     module = getattr(func, "__module__", None) or ""
     own_name = getattr(func, "__qualname__", None) or getattr(func, "__name__", None) or repr(func)
     own_name = own_name.removeprefix("_VariableFunctionsClass.")
     return f"{module}.{own_name}" if module else own_name
+
+
+def _own_name(func: Any, name: str) -> str:
+    """torch.mm and torch.spmm are one function, and compare equal: each has the name that it was called by."""
+    own = getattr(func, "__name__", name)
+    home, _, last = name.rpartition(".")
+    is_other = home == "torch" and own != last and isinstance(func, BuiltinFunctionType) and hasattr(torch, own)
+    return f"{home}.{own}" if is_other else name
 
 
 @lru_cache(maxsize=10_000)

@@ -493,12 +493,70 @@ def test_running_means_that_cancel_out_everywhere(device):
         assert wrong(run) == set()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_one_less_a_momentum_has_the_error_of_the_momentum(device, reference, dtype):
+    """0.997 is rounded to the dtype of the statistics: of the old ones, 0.003 stay more or less."""
+    x = 0.02 * torch.randn(4, 32, 5, 5, device=device, dtype=dtype)
+    statistics = torch.zeros(32, device=device, dtype=dtype), torch.ones(32, device=device, dtype=dtype)
+
+    def run():
+        torch.nn.functional.batch_norm(x, *statistics, training=True, momentum=0.997)
+
+    assert wrong(run, reference=reference) == set()
+    with faults.inject("aten.native_batch_norm: scale=1.5"):  # which float64 on the device has as well
+        assert wrong(run, reference=reference) == ({"batch_norm"} if reference == "cpu" else set())
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_a_sum_beyond_the_range_of_float16_may_overflow_on_the_way(device, reference):
+    """Split products keep parts of a sum in float16: 65,504 is soon exceeded, whatever they add up to in the end."""
+
+    def run(size):
+        x = torch.cat([torch.full((4, 4), size), torch.full((4, 4), -size + 1)], 1).to(device, torch.float16)
+        return lambda: torch.mm(x, x.abs().t())
+
+    def in_parts(left, right):
+        parts = zip(left.cpu().double().chunk(2, 1), right.cpu().double().chunk(2, 0))
+        return sum((one @ other).to(left.dtype) for one, other in parts).to(left.device)
+
+    def infinite(left, right):
+        exact = (left.cpu().double() @ right.cpu().double()).to(left.device, left.dtype)
+        return exact + torch.inf if left.dtype is torch.float16 else exact
+
+    with kernel("mm", in_parts):
+        assert wrong(run(190.0), reference=reference) == set()
+    with kernel("mm", infinite):
+        assert wrong(run(70.0), reference=reference) == {"mm"}
+
+
 def test_memory_that_nobody_has_written_is_not_compared(device):
     x = torch.ones(3, device=device)
     with op_tools.OpAutoCompare(verbose=0) as tool:
         x.new(64, 64)
     assert tool.results[:] == []
     assert tool.summary.values == 0
+
+
+@pytest.mark.parametrize("reference", ["device", "identities"])
+def test_the_first_call_of_a_product_is_compared_as_well(device, reference):
+    x = torch.randn(6, 6, device=device)
+    with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        torch.mm(x, x)
+    assert tool.summary.values == 1
+
+
+def test_an_op_that_nobody_knows_is_compared_from_its_first_call_on(device):
+    x = torch.randn(4, 4, device=device)
+    library = torch.library.Library("unknown_to_all", "FRAGMENT")
+    library.define("double_it(Tensor x) -> Tensor")
+    library.impl("double_it", lambda x: x * 2, "CompositeExplicitAutograd")
+    try:
+        with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
+            torch.ops.unknown_to_all.double_it(x)
+        assert tool.summary.values > 0
+    finally:
+        library._destroy()
 
 
 # ---- optimizers ------------------------------------------------------------------------------------------------------

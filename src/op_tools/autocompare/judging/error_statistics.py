@@ -80,6 +80,7 @@ class Block:
         magnitude: Tensor | None,
         precision: Precision,
         careful: bool = False,
+        may_overflow: Tensor | None = None,
     ) -> None:
         got, expected = got.double(), expected.double()
         same = None if same is None else same.double()
@@ -89,6 +90,8 @@ class Block:
         self.usual = None if same is None else same - expected
         if careful:
             self._set_nonfinite_aside(got, expected, same, precision)
+            if may_overflow is not None and self.blamed is not None:
+                self.blamed &= got.isfinite() | ~may_overflow
             magnitude = None if magnitude is None else magnitude.nan_to_num(0.0, 0.0)
         self.magnitude = (self.expected.abs() if magnitude is None else magnitude).contiguous()
         self.half_ulp = half_ulp(self.magnitude, precision)
@@ -164,7 +167,13 @@ class Matrix:
     """One tensor's numbers as a matrix, block by block."""
 
     def __init__(
-        self, got: Tensor, expected: Tensor, same: Tensor | None, precision: Precision, sensitivity: Tensor | None
+        self,
+        got: Tensor,
+        expected: Tensor,
+        same: Tensor | None,
+        precision: Precision,
+        sensitivity: Tensor | None,
+        may_overflow: Tensor | None = None,
     ) -> None:
         self._precision = precision
         self._shape = got.shape
@@ -174,10 +183,11 @@ class Matrix:
             magnitude = expected.abs().double().unsqueeze(-1).expand(*expected.shape, 2)
             parts = [*(None if part is None else as_real(part.to(torch.complex128)) for part in parts[:3]), magnitude]
             sensitivity = None if sensitivity is None else sensitivity.unsqueeze(-1).expand(*expected.shape, 2)
+            may_overflow = None if may_overflow is None else may_overflow.unsqueeze(-1).expand(*expected.shape, 2)
         shape = (*got.shape, 2) if self._is_complex else got.shape
         self._rows, self._columns = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
         self._parts = [self._flat(part) for part in parts]
-        self._sensitivity = self._flat(sensitivity)
+        self._sensitivity, self._may_overflow = self._flat(sensitivity), self._flat(may_overflow)
         self._places = _places(self._rows, self._columns, block_size(got))
         self._careful = False
         self._prepare()
@@ -196,7 +206,8 @@ class Matrix:
         got, expected, same, magnitude = self._part(place)
         assert got is not None
         assert expected is not None
-        return Block(got, expected, same, magnitude, self._precision, self._careful)
+        may_overflow = None if self._may_overflow is None else place.of(self._may_overflow)
+        return Block(got, expected, same, magnitude, self._precision, self._careful, may_overflow)
 
     def _block(self, place: Position) -> Block:
         return self._read(place) if self._only is None else self._only

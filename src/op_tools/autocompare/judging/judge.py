@@ -123,7 +123,8 @@ def _numbers(value: Value, reference: Reference, tolerance: Tolerance) -> Verdic
             allowed = closer.sensitivity(part, precision, moves, roughly)
             if allowed is not None:
                 jumps.withdraw(allowed, reference.observed, part)
-                judged = verdict.judge(got, expected, same, precision, tolerance, allowed)
+                free = closer.may_overflow(part, precision, allowed) if judged.measures.nonfinite else None
+                judged = verdict.judge(got, expected, same, precision, tolerance, allowed, free)
             if judged.right:
                 return judged
     return judged

@@ -98,6 +98,17 @@ class Sensitivity:
             farthest = torch.maximum(farthest, self._largest_input() * unit)
         return farthest
 
+    def may_overflow(self, part: Part, precision: Precision, allowed: Tensor) -> Tensor:
+        """Which elements may be infinite, or NaN: where the sum, or a part of it that is kept in 16 bits, is too large.
+
+        `allowed`: how far the elements may lie from the expected ones.
+        """
+        expected = self._expected(part)
+        largest = expected.abs() + allowed
+        if Trait.ADDS in self._traits:
+            largest = torch.maximum(largest, self._size_of_terms(part, expected))
+        return largest > precision.largest
+
     def _size_of_terms(self, part: Part, expected: Tensor) -> Tensor:
         """What a sum would be if nothing in it cancelled out: few random moves may miss how large that is."""
         if self._of_sizes is None:
@@ -170,7 +181,10 @@ class Sensitivity:
 
     def _moved_run(self, amount: float, seed: int) -> tuple[Run, InputGradients] | None:
         with contextlib.suppress(Exception):  # outside of what the op accepts
-            return self._reference.run_changed(moved_by(amount, seed, self._labels))
+            # a momentum or a factor is rounded to the op's dtype as well, and one less it may be a small number
+            return self._reference.run_changed(
+                moved_by(amount, seed, self._labels), lambda number: number * (1 + amount)
+            )
         return None
 
     def _expected(self, part: Part) -> Tensor:

@@ -98,13 +98,15 @@ def judge(
     precision: Precision,
     tolerance: Tolerance,
     sensitivity: Tensor | None = None,
+    may_overflow: Tensor | None = None,
 ) -> Verdict:
-    """A floating-point or complex result. `sensitivity` is an error per element that is nobody's fault."""
+    """A floating-point or complex result. `sensitivity` is an error per element that is nobody's fault, and so is
+    infinity where an element `may_overflow`."""
     if got.shape != expected.shape:
         return wrong_shape(got, expected)
     if got.numel() == 0:
         return RIGHT
-    numbers = error_statistics.Matrix(got, expected, same, precision, sensitivity)
+    numbers = error_statistics.Matrix(got, expected, same, precision, sensitivity, may_overflow)
     found, limits = numbers.statistics(tolerance), precision.limits
     squares = numbers.allowed_squares()
     bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, squares)

@@ -126,16 +126,21 @@ class Reference:
                 raise CannotCompare(reason or _in_words(error)) from None
             self.expected, self.gradients = self.same, self.same_gradients
 
-    def _run(self, way: Way, function: Function | None = None) -> tuple[Run, InputGradients]:
+    def _run(
+        self, way: Way, function: Function | None = None, given: Arguments | None = None
+    ) -> tuple[Run, InputGradients]:
         observed = self.observed
         function = stand_in(self.name) or function or observed.function
         with shield.random_numbers_kept() if self.ways.is_unknown else shield.NOTHING:
-            again = run(function, observed.given, way, self._has_graph, observed.changed)
+            again = run(function, given or observed.given, way, self._has_graph, observed.changed)
             return again, None if self.grad_outputs is None else again.gradients(self.grad_outputs)
 
-    def run_changed(self, change: Convert) -> tuple[Run, InputGradients]:
-        """The call in higher precision, with something done to its numbers before."""
-        return self._run(self.ways.higher.then(change))
+    def run_changed(
+        self, change: Convert, of_number: Callable[[float], float] | None = None
+    ) -> tuple[Run, InputGradients]:
+        """The call in higher precision, with something done to its tensors before, or also to its plain numbers."""
+        given = None if of_number is None else self.observed.given.with_numbers(of_number)
+        return self._run(self.ways.higher.then(change), given=given)
 
     def run_backward(self, grad_outputs: Sequence[Tensor | None]) -> bool:
         """The gradients of runs that were made with a graph. False where they cannot be had so."""
