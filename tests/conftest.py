@@ -15,9 +15,12 @@ import torch
 os.environ["DITORCH_DISABLE_MOCK"] = "1"  # each test says itself what it installs
 
 from ditorch import sim
+from ditorch_shared import matrix_units
 
 from .leaks import snapshot
 
+if "PYTEST_XDIST_WORKER" not in os.environ and matrix_units.kill_programs():  # workers inherit what is set here
+    matrix_units.leave_alone()
 torch.set_num_threads(1)  # the tests run in parallel already, and results then do not depend on the machine
 
 

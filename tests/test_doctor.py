@@ -19,7 +19,7 @@ from ditorch.backends import APPLE, SIM
 from ditorch.errors import BackendError
 from ditorch.sim import faults
 from ditorch_cli.doctor import doctor as command
-from ditorch_shared import native
+from ditorch_shared import matrix_units, native
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def test_everything_is_told_as_json():
     assert (told["backend"], told["device_type"], told["problem"]) == ("sim", "sim", None)
     assert told["devices"][1]["name"] == "Simulated accelerator sim:1"
     names = [check["name"] for check in told["checks"]]
-    others = ["C++ compiler", "cache folder", "pin_memory", "autocast", "collective", "torch.compile"]
+    others = ["CPU", "C++ compiler", "cache folder", "pin_memory", "autocast", "collective", "torch.compile"]
     assert names[14:] == [*others, "C++ helper of op_tools"]
     assert {(check["problem"], check["advice"]) for check in told["checks"]} == {(None, None)}
 
@@ -122,6 +122,23 @@ def test_a_wrong_machine_is_told_as_json_with_what_to_do(monkeypatch, tmp_path):
     assert "set CXX" in wrong["C++ compiler"].advice
     assert "NotADirectoryError" in wrong["cache folder"].problem
     assert "DITORCH_CACHE" in wrong["cache folder"].advice
+
+
+def test_a_cpu_whose_matrix_units_kill_programs_is_told(monkeypatch):
+    dies = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+    monkeypatch.setattr(matrix_units, "are_announced", lambda: True)
+    monkeypatch.setattr(matrix_units.kill_programs, "__defaults__", (dies,))
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    found = surroundings.look_at_cpu()
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "avx512_core_fp16"
+    assert found.problem == "its matrix units (AMX) are announced and do not work: a product in bfloat16 kills the process"
+    assert found.advice == "set ONEDNN_MAX_CPU_ISA=avx512_core_fp16 for every program on this machine"
+
+
+def test_a_cpu_without_matrix_units_is_not_tried(monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text("flags : fpu avx512f\n")
+    assert not matrix_units.are_announced(tmp_path / "cpuinfo")
+    assert not matrix_units.are_announced(tmp_path / "none")
 
 
 @pytest.mark.parametrize(("fault", "name"), [("aten.mm: scale=2", "autocast"), ("aten.sin: scale=2", "torch.compile")])

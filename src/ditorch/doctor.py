@@ -29,7 +29,7 @@ from ditorch.backends import BUILT_IN
 from ditorch.discover import Finding
 from ditorch.errors import DitorchError
 from ditorch.settings import DISABLE_MOCK
-from ditorch.surroundings import Asked, Check, answered, answers_to, look_around
+from ditorch.surroundings import Asked, Check, answered, answers_to, look_around, look_at_cpu
 
 SCHEMA = "ditorch.doctor/1"
 
@@ -92,8 +92,9 @@ class Report:
 def examine() -> Report:
     """Everything about this machine; the chosen accelerator is started."""
     backend, problem = _chosen()
+    surroundings = [look_at_cpu()]
     checks = check_health(backend.device_type) if backend else []
-    surroundings = look_around(backend, ditorch._redirect is not None) if backend else []
+    surroundings += look_around(backend, ditorch._redirect is not None) if backend else []
     known: list[Device] = []
     if backend:
         listed = answered("devices", lambda: known.extend(devices(backend)), _ADVICE)

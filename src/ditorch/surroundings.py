@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ditorch.backend import Backend
-from ditorch_shared import native
+from ditorch_shared import matrix_units, native
 
 CHECK_SECONDS = 60.0  # of each check
 announce: Callable[[str], None] = lambda name: None  # noqa: E731  is told what is tried now; "": still the same
@@ -87,6 +87,12 @@ def answered(name: str, question: Question, advice: str = "") -> Check:
     return Check(name, answers[0], (advice or None) if answers[0] else None)
 
 
+def look_at_cpu() -> Check:
+    """To be asked before anything is multiplied: where its matrix units kill programs, this one goes on without."""
+    advice = f"set {matrix_units.VARIABLE}={matrix_units.WITHOUT_UNITS} for every program on this machine"
+    return answered("CPU", _cpu, advice)
+
+
 def look_around(backend: Backend, is_redirected: bool) -> list[Check]:
     """Everything but the kernels. What the chip does not have at all is left out."""
     device = backend.device_type
@@ -104,6 +110,13 @@ def look_around(backend: Backend, is_redirected: bool) -> list[Check]:
     advice = "run without it: TORCHDYNAMO_DISABLE=1"
     questions.append(Asked("torch.compile", lambda: _compiled(device, options), advice))
     return answers_to(questions)
+
+
+def _cpu() -> str | None:
+    if not matrix_units.kill_programs():
+        return None
+    matrix_units.leave_alone()
+    return "its matrix units (AMX) are announced and do not work: a product in bfloat16 kills the process"
 
 
 def _compiler() -> str | None:
