@@ -6,6 +6,7 @@
     checks.py      one call, forward, backward, twice, in place, … judged by op_tools
     stream.py      the kernels that a call went through, and the one that raised
     speed.py       how long a call takes there and on the CPU
+    kernels.py     kernels in several sizes: their time, and the dtype of their sums
     suite.py       the cases of a worker: one entry in one dtype each; findings.py sums up its checks
 
 Only recipe.py is imported outside of workers: it needs no torch.

@@ -144,7 +144,9 @@ def gradient_of(call: Call, outcome: Outcome) -> Call:
 
     arriving = [one.detach().cpu().requires_grad_() for one in outcome.arrived if one is not None]
     # no op that anybody has described: gradients are sums of products of whatever the op computes
-    return Call(f"gradient of {call.name}", gradients, (*call.args, arriving), call.kwargs, has_gradient=True)
+    made = Call(f"gradient of {call.name}", gradients, (*call.args, arriving), call.kwargs, has_gradient=True)
+    made.stays_on_host = call.stays_on_host
+    return made
 
 
 def synchronize(device: torch.device) -> None:

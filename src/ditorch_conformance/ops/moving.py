@@ -9,25 +9,26 @@ from torch import Tensor
 
 from ditorch_conformance.ops.samples import Call
 from op_tools.replay.replay import fresh_arguments
+from op_tools.values import trees
 
 
 def moved(call: Call, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copies, each time new ones; strides, and what overlaps in memory, stay as they are."""
     if call.stays_on_host:
-        args = tuple(value if _is_index(value) else _alone(value, device) for value in call.args)
-        return args, call.kwargs
+        args, kwargs = trees.map_tensors(
+            lambda one: one if _is_index(one) else _alone(one, device), (call.args, call.kwargs)
+        )
+        return args, kwargs
     args, kwargs = fresh_arguments(call.args, call.kwargs, device)
     return _redirected(args, device), _redirected(kwargs, device)
 
 
-def _is_index(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
+def _is_index(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def _alone(value: Any, device: torch.device) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().to(device, copy=True).requires_grad_(value.requires_grad)
+def _alone(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
 
 
 def _redirected(value: Any, device: torch.device) -> Any:

@@ -74,9 +74,13 @@ def of_op(op: Any, dtype: torch.dtype) -> Iterator[Call]:
             yield from _derived(first, lambda tensor: tensor.reshape(-1)[0] if tensor.numel() else tensor)
 
 
+# torch's list calls another op by these names, or with its arguments in another order
+_MISNAMED = ("rand_like", "normal.number_mean")
+
+
 def name_of(op: Any) -> str:
-    """Many entries are functions of torch's tests around the op, so its own name is taken."""
-    return f"torch.{op.name}"
+    """Many entries are functions of torch's tests around the op, so the entry's name is taken."""
+    return f"op_db.{op.full_name}" if op.full_name in _MISNAMED else f"torch.{op.name}"
 
 
 def is_empty(call: Call) -> bool:
