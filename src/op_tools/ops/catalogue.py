@@ -29,6 +29,7 @@ class Trait(enum.Flag):
     MULTIPLIES = enum.auto()  # no product by itself, but made of some, or its gradient is
     ADDS = enum.auto()  # sums of products of its inputs: of absolute values, it gives the size of what was added up
     STEPS = enum.auto()  # works from one time step to the next
+    POWERS = enum.auto()  # products of products: errors grow with their number
     NORM = enum.auto()  # rounded once in the end, with no constant of low precision: a factor shows below one unit
     ROUGH = enum.auto()  # sums of its gradients may be kept in 16 bits
     LOGITS = enum.auto()  # has a softmax inside: where that is certain, large numbers cancel out
@@ -155,6 +156,7 @@ _OF_OPS = {
     Trait.CONVOLUTION: """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
         convolution cudnn_convolution""",
     Trait.STEPS: "gru lstm rnn_relu rnn_tanh",
+    Trait.POWERS: "linalg.matrix_exp linalg.matrix_power matrix_exp matrix_power",
     Trait.NORM: "group_norm layer_norm log_softmax native_group_norm native_layer_norm rms_norm softmax",
     Trait.ROUGH: "batch_norm instance_norm native_batch_norm",
     Trait.LOGITS: """_efficient_attention_forward _flash_attention_forward _native_multi_head_attention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 
 import pytest
@@ -530,6 +531,41 @@ def test_a_sum_beyond_the_range_of_float16_may_overflow_on_the_way(device, refer
         assert wrong(run(70.0), reference=reference) == {"mm"}
 
 
+def test_sums_of_a_batch_norm_may_be_kept_in_the_dtype_of_the_data(device):
+    """cuDNN does so for float32 parameters under autocast: their gradients have the errors of bfloat16."""
+    x = torch.randn(16, 8, 6, 6, device=device, dtype=torch.bfloat16, requires_grad=True)
+    weight, bias = torch.ones(8, device=device, requires_grad=True), torch.zeros(8, device=device, requires_grad=True)
+    factor = 1.0
+
+    def rough(grad_output, given, weight, mean, variance, saved_mean, saved_deviation, train, eps, mask):
+        found = torch.ops.aten.native_batch_norm_backward(
+            *(one if one is None else one.cpu() for one in (grad_output, given, weight, mean, variance)),
+            saved_mean.cpu(), saved_deviation.cpu(), train, eps, mask,
+        )  # fmt: skip
+        return tuple((factor * one.to(torch.bfloat16).to(one.dtype)).to(device) for one in found)
+
+    def run():
+        result = torch.nn.functional.batch_norm(x, None, None, weight, bias, training=True)
+        result.backward(torch.randn(result.shape, device=device).to(result.dtype))
+
+    with kernel("native_batch_norm_backward", rough):
+        assert wrong(run) == set()
+        factor = 1.02
+        assert wrong(run) == {"batch_norm"}
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_residuals_of_lstsq_depend_on_the_driver(device, reference):
+    x, y = torch.randn(8, 3, device=device), torch.randn(8, 2, device=device)
+
+    def by_gels(x, y, rcond=None, *, driver=None):
+        found = torch.linalg.lstsq(x.cpu(), y.cpu(), rcond, driver="gels")
+        return tuple(one.to(device) for one in found)
+
+    with kernel("linalg_lstsq", by_gels):
+        assert wrong(lambda: torch.linalg.lstsq(x, y), reference=reference) == set()
+
+
 def test_memory_that_nobody_has_written_is_not_compared(device):
     x = torch.ones(3, device=device)
     with op_tools.OpAutoCompare(verbose=0) as tool:
@@ -559,7 +595,63 @@ def test_an_op_that_nobody_knows_is_compared_from_its_first_call_on(device):
         library._destroy()
 
 
+def test_autocast_to_16_bits_leaves_no_room_for_tf32(device):
+    """Where both are allowed, a product is one of bfloat16, whatever the device as reference computes."""
+    x = torch.randn(24, 32, device=device, requires_grad=True)
+    cell = torch.nn.GRUCell(32, 32).to(device)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+    def run():
+        with torch.autocast(device, torch.bfloat16):
+            cell(x, torch.zeros(24, 32, device=device)).float().square().sum().backward()
+
+    try:
+        assert wrong(run, reference="device") == set()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_16_bits_are_compared_with_float32_where_a_device_has_no_float64_kernel(device):
+    x = torch.randn(16, 16, device=device, dtype=torch.bfloat16)
+    factor = 1.0
+
+    def only_low(left, right):
+        if left.dtype is torch.float64:
+            raise RuntimeError("no double")
+        found = (left.cpu().float() @ right.cpu().float()).to(device, left.dtype)
+        return factor * found if left.dtype is torch.bfloat16 else found
+
+    with kernel("mm", only_low):
+        assert wrong(lambda: torch.mm(x, x), reference="device") == set()
+        factor = 1.05
+        assert wrong(lambda: torch.mm(x, x), reference="device") == {"mm"}
+
+
 # ---- optimizers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_a_fused_optimizer_may_keep_its_constants_in_float32(device, reference):
+    """One less beta2 is 0.001 with an error of 1.3e-5 then, as on CUDA."""
+    parameters = [torch.randn(64, device=device, requires_grad=True) for _ in range(3)]
+
+    def in_float32(*lists, **options):
+        steps = [one.cpu() for one in lists[5]]
+        exact = [[one.detach().cpu().double() for one in some] for some in lists[:5]]
+        if lists[0][0].dtype is torch.float32:
+            options.update({name: float(torch.tensor(options[name])) for name in ("beta1", "beta2")})
+        torch._fused_adamw_(*exact, steps, **options)
+        for one, other in zip(itertools.chain(*lists[:5]), itertools.chain(*exact)):
+            one.copy_(other)
+
+    def run():
+        for one in parameters:
+            one.grad = torch.randn(64, device=device)
+        torch.optim.AdamW(parameters, fused=True, lr=1e-3).step()
+
+    with kernel("_fused_adamw_", in_float32):
+        assert wrong(run, reference=reference) == set()
 
 
 @pytest.mark.parametrize("reference", ["cpu", "device"])

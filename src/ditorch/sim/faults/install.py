@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import inspect
 import threading
 import warnings
 from collections.abc import Iterable
@@ -120,6 +121,9 @@ class InstalledFault:
                 self.without_effect += call.made_no_difference is True
 
 
+_KNOWS_OVERRIDE = "allow_override" in inspect.signature(torch.library.Library.impl).parameters
+
+
 class BrokenKernel:
     """One operator's kernel at one dispatch key, replaced by one that applies faults around the original."""
 
@@ -145,7 +149,11 @@ class BrokenKernel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden is what we are here for
             name = self.op.name().partition("::")[2]
-            self._library.impl(name, self._run, self.key, with_keyset=True)
+            # some of the simulator's kernels are Python, and releases before 2.12 refuse to replace those
+            options = {"allow_override": True} if _KNOWS_OVERRIDE else {}
+            if not options:
+                torch.library._impls.discard(f"{self.op.namespace}/{name}/{self.key}")
+            self._library.impl(name, self._run, self.key, with_keyset=True, **options)
 
     def _unregister(self) -> None:
         assert self._library is not None

@@ -30,7 +30,7 @@ class Limits(NamedTuple):
 
 LOW = Limits(1.5, 3.0, 16.0, 0.6)  # computed in float32, then rounded once
 LOW_NORM = Limits(1.5, 3.0, 16.0, 1 / 32)
-LOW_NORM_ALONE = Limits(1.5, 3.0, 16.0, 1 / 3)  # where nobody knows whether factors on the way are rounded
+LOW_NORM_ALONE = Limits(1.5, 3.0, 16.0, 1 / 3)  # where factors on the way may be rounded
 LOW_SUMS = Limits(2.0, 4.0, 20.0, 0.6)  # parts of a sum may be rounded, too (allow_bf16_reduced_precision_reduction)
 LOW_STEPS = Limits(3.0, 6.0, 64.0, 0.6)  # rounded again and again, from one time step to the next
 SINGLE = Limits(32.0, 32.0, 256.0, 32.0)  # other orders of summation, approximations good to some units
@@ -145,10 +145,12 @@ def precision_for(
 def _limits_of(op: str, dtype: torch.dtype, on_device: bool) -> Limits | None:
     """None for those that the dtype has anyway."""
     is_low = torch.finfo(dtype).bits <= 16
+    if catalogue.has(op, Trait.POWERS) and dtype is torch.float32:
+        return SINGLE_LOOSE
     if not catalogue.has(op, catalogue.ON_MATRIX_UNITS):
         if not is_low or not catalogue.has(op, Trait.NORM):
             return None
-        return LOW_NORM_ALONE if on_device else LOW_NORM
+        return LOW_NORM_ALONE if on_device or catalogue.has(op, Trait.ROUGH) else LOW_NORM
     if is_low:
         return LOW_STEPS if catalogue.has(op, Trait.STEPS) else LOW_SUMS
     if dtype is not torch.float32:

@@ -73,7 +73,7 @@ class Sensitivity:
         """How far each element may lie from the expected one because of roundings on the way: at least."""
         expected = self._expected(part)
         farthest = None if moves else torch.zeros_like(expected, dtype=torch.float64)
-        amount = precision.eps / 2 if roughly else self._rounding()
+        amount = self._amount(precision, roughly)
         for value in self._moved_parts(part, expected, amount, moves):
             distance = (value - expected).abs().double().nan_to_num_(nan=math.inf)
             farthest = distance if farthest is None else torch.maximum(farthest, distance, out=farthest)
@@ -97,6 +97,21 @@ class Sensitivity:
             # so they may be everywhere: then the size of what went in is all that is left to measure with
             farthest = torch.maximum(farthest, self._largest_input() * unit)
         return farthest
+
+    def _amount(self, precision: Precision, roughly: bool) -> float:
+        return precision.eps / 2 if roughly else self._rounding()
+
+    def common_factor(self, part: Part, precision: Precision, moves: int, roughly: bool = False) -> float:
+        """By how much the whole result may be off because plain numbers are rounded: one less a beta of 0.999 is so in
+        every element. Tensors are moved there and back, element by element, which leaves no common factor."""
+        expected, largest = self._expected(part), 0.0
+        if expected.is_complex():
+            return 0.0
+        exact = expected.double()
+        for value in self._moved_parts(part, expected, self._amount(precision, roughly), moves):
+            slope = ((value.double() - exact) * exact).sum() / exact.square().sum()
+            largest = max(largest, abs(float(slope.nan_to_num(0.0, 0.0, 0.0))))
+        return SENSITIVITY_MARGIN * largest
 
     def may_overflow(self, part: Part, precision: Precision, allowed: Tensor) -> Tensor:
         """Which elements may be infinite, or NaN: where the sum, or a part of it that is kept in 16 bits, is too large.

@@ -99,9 +99,13 @@ def judge(
     tolerance: Tolerance,
     sensitivity: Tensor | None = None,
     may_overflow: Tensor | None = None,
+    factor: float = 0.0,
 ) -> Verdict:
-    """A floating-point or complex result. `sensitivity` is an error per element that is nobody's fault, and so is
-    infinity where an element `may_overflow`."""
+    """A floating-point or complex result.
+
+    `sensitivity` is an error per element that roundings explain, `factor` one of them all; an element that
+    `may_overflow` may be infinite.
+    """
     if got.shape != expected.shape:
         return wrong_shape(got, expected)
     if got.numel() == 0:
@@ -112,7 +116,7 @@ def judge(
     bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, squares)
     if abs(bias) > allowed_bias:
         distinct = numbers.distinct_values()
-        bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, squares, distinct)
+        bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, squares, distinct, factor)
     measures = _measures_of(found, tolerance, got.numel(), same is not None)
     if not found.blamed and severity <= 1:
         return Verdict(True, "", measures, severity)
@@ -183,7 +187,7 @@ def together(
 
 
 def _weighed(
-    found: Found, precision: Precision, squares: float | None = None, distinct: float = 1.0
+    found: Found, precision: Precision, squares: float | None = None, distinct: float = 1.0, factor: float = 0.0
 ) -> tuple[float, float, float, float, float, float]:
     """The statistics that decide, beside what each may be: bulk, usual and allowed; bias, allowed; and the severity.
 
@@ -194,6 +198,7 @@ def _weighed(
     usual = math.sqrt(found.usual_squares / count)
     allowed_bulk = precision.allowed_bulk(usual, count)
     bias, allowed_bias = found.bias(precision, count, count * distinct)
+    allowed_bias = max(allowed_bias, factor)
     severity = max(found.peak / limits.peak, bulk / allowed_bulk, abs(bias) / allowed_bias)
     return bulk, usual, allowed_bulk, bias, allowed_bias, severity
 

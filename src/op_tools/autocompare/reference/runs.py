@@ -21,7 +21,7 @@ from op_tools.autocompare.judging.limits import Precision
 from op_tools.autocompare.judging.measures import dense, same_bits
 from op_tools.autocompare.observed import CannotCompare, InputGradients, ObservedCall, Part
 from op_tools.autocompare.reference import shield, tf32
-from op_tools.autocompare.reference.ways import Dtypes, Function, Way, Ways, adapted, stand_in, ways_with
+from op_tools.autocompare.reference.ways import SINGLE, Dtypes, Function, Way, Ways, adapted, stand_in, ways_with
 from op_tools.ops import autocast_policy, silent_writes
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
@@ -55,7 +55,8 @@ class References:
                     device = tensor.device
                     break
         chosen = None if call.chosen is None else call.dtype_of_autocast()
-        ways = self._find_ways(call.name, call.autocast, chosen, call.is_tf32, device)
+        is_tf32 = call.is_tf32 and chosen in (None, torch.float32)  # autocast to 16 bits leaves no room for it
+        ways = self._find_ways(call.name, call.autocast, chosen, is_tf32, device)
         return Reference(call, ways, grad_outputs, self._slack, with_graph, first_look)
 
 
@@ -122,9 +123,19 @@ class Reference:
         try:
             self.expected, self.gradients = self._run(self.ways.higher)
         except Exception as error:  # noqa: BLE001  see above
-            if self.same is None:
+            if self.same is None and not self._run_in_single():
                 raise CannotCompare(reason or _in_words(error)) from None
-            self.expected, self.gradients = self.same, self.same_gradients
+            if self.same is not None:
+                self.expected, self.gradients = self.same, self.same_gradients
+
+    def _run_in_single(self) -> bool:
+        """On a device that has no kernel for float64: float32 is higher than 16 bits. False where that does not go."""
+        way = Way("float32", SINGLE, self.ways.higher.device)
+        if self.ways.on_device and any(tensor.dtype in SINGLE for tensor in self.observed.given.tensors):
+            with contextlib.suppress(Exception):  # whatever the device cannot do
+                self.expected, self.gradients = self._run(way)
+                return True
+        return False
 
     def _run(
         self, way: Way, function: Function | None = None, given: Arguments | None = None
@@ -195,6 +206,8 @@ class Reference:
             computed_in = same.dtype if same.is_floating_point() or same.is_complex() else None
         elif self.observed.autocast is not None and normalized(self.name).base == "cross_entropy":
             computed_in = self.observed.given.tensors[0].dtype  # see ways._cross_entropy_in_parts
+        if role == "gradient" and Trait.ROUGH in ways.traits and self.observed.given.tensors:
+            computed_in = self.observed.given.tensors[0].dtype  # cuDNN keeps sums in the dtype of the data
         is_by_element = False
         if same is not None or (self._is_first_look and not ways.on_device):
             # sums over what was broadcast have the errors of their terms
