@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from op_tools.autocompare import report
+from op_tools.autocompare import call_tables
 from op_tools.autocompare.judging.comparer import Comparer, Comparison
 from op_tools.autocompare.observed import ObservedCall, copied
 from op_tools.autocompare.reference.runs import Reference
@@ -94,9 +94,9 @@ class Examiner:
                 outcome.saved = self._saved(call, _saved_parts(observed, comparison, self._place, gradients))
         if comparison.rows and self.verbose:
             outcome.text = (
-                report.tables_of(call, observed, comparison, self._place, gradients, flowing)
+                call_tables.tables_of(call, observed, comparison, self._place, gradients, flowing)
                 if in_full
-                else report.short_text(call, comparison)
+                else call_tables.short_text(call, comparison)
             )
 
     def _saved(self, call: OpCall, parts: Iterable[SavedPart]) -> list[str]:

@@ -1,171 +1,37 @@
-"""What OpAutoCompare has found, in words: rows of the CSV, the tables of a call. summary.py is about the whole run."""
+"""What OpAutoCompare has found in a run: a line of the CSV for each value, what is wrong place by place, and the end.
+
+call_tables.py draws the tables of one call.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
+from op_tools.autocompare import call_tables
 from op_tools.autocompare.judging.comparer import Comparison
-from op_tools.autocompare.judging.measures import EQUAL
 from op_tools.autocompare.judging.verdict import RIGHT, Row
-from op_tools.autocompare.observed import ObservedCall
-from op_tools.autocompare.summary import Summary
 from op_tools.core.call import OpCall
-from op_tools.core.gradients import Gradients
 from op_tools.output import messages, paths, tables
 from op_tools.output.csv_files import CsvFile, cell
-from op_tools.values import trees
+from op_tools.output.results import Results
 
-# the contract's columns …
-TABLE = ("name", "allclose", "max_abs_diff", "max_relative_diff", "atol", "rtol", "error_info")
 CSV = (
+    # the contract's columns …
     "forward_id", "name", "allclose", "cosine_similarity", "max_abs_diff", "max_relative_diff", "atol", "rtol",
     "error_info",
     # … and ours
     "cosine_distance", "max_ulp", "mean_ulp", "rmse_ratio", "first_bad_index", "bad_share", "nonfinite_mismatch",
     "verdict", "reason", "severity", "step", "module", "where",
 )  # fmt: skip
-
-
-def csv_lines(call: OpCall, rows: Sequence[Row]) -> str:
-    """The values of one call, with everything that is known about them, as they stand in the file."""
-    where = call.where
-    start, end = f"{call.id},", f",{call.step},{cell(where.module)},{cell(where.line())}\r\n"
-    return "".join([f"{start}{_line(row)}{end}" for row in rows])
-
-
-def _line(row: Row) -> str:
-    judged = row.verdict
-    if judged is None or judged is RIGHT:
-        return _equal_line(row.name, row.atol, row.rtol, row.error_info, judged is not None, row.reason)
-    allclose, most, relative, cosine, max_ulp, mean_ulp, ratio, share, bad, nonfinite = judged.measures
-    end = f"right,,{judged.severity:.4g}" if judged.right else f"wrong,{cell(judged.reason)},{_short(judged.severity)}"
-    first = "" if bad is None else cell(str(list(bad)))
-    return (
-        f"{cell(row.name)},{allclose},{cosine:.9f},{most:.9f},{relative:.9f},{_limits(row.atol, row.rtol)},"
-        f"{cell(row.error_info)},{_short(1 - cosine)},{max_ulp:.4g},{mean_ulp:.4g},{_short(ratio)},{first},{share:.4g},"
-        f"{nonfinite},{end}"
-    )
-
-
-@functools.lru_cache(maxsize=10_000)
-def _equal_line(name: str, atol: float, rtol: float, error_info: str, is_right: bool, reason: str) -> str:
-    """For a value that is what it should be to the bit, or with which nothing is compared."""
-    end = "right,,0" if is_right else f"skipped,{cell(reason)},0"
-    return (
-        f"{cell(name)},True,1.000000000,0.000000000,0.000000000,{_limits(atol, rtol)},{cell(error_info)},"
-        f"0,0,0,0,,0,0,{end}"
-    )
-
-
-@functools.lru_cache(maxsize=1000)
-def _limits(atol: float, rtol: float) -> str:
-    return f"{tables.number(atol)},{tables.number(rtol)}"
-
-
-def _short(value: float) -> str:
-    return "" if value != value else f"{value:.4g}"
-
-
-# ---- the tables of a call --------------------------------------------------------------------------------------------
-
-_TableRow = tuple[str, ...]
-
-
-def tables_of(
-    call: OpCall,
-    observed: ObservedCall,
-    comparison: Comparison,
-    place: str,
-    gradients: Gradients | None,
-    flowing: Gradients | None,
-) -> str:
-    """Inputs and outputs, or gradients, those of the reference, which is at `place`, and how they compare.
-
-    `flowing` are the device's own gradients, where the others are copies.
-    """
-    if gradients is None:
-        rows = _forward_rows(call, observed, comparison, place)
-    else:
-        rows = _backward_rows(observed, gradients, flowing, comparison, place)
-    parts = [_heading(call, comparison), tables.table(tables.ARGUMENT_COLUMNS, rows)]
-    # as the contract has it
-    parts.append(tables.table(TABLE, [_table_row(row) for row in comparison.rows], keep_empty=True))
-    if comparison.is_wrong:
-        parts.append(_reasons(comparison))
-    return "\n\n\n" + "\n".join(parts) + "\n\n"
-
-
-def short_text(call: OpCall, comparison: Comparison) -> str:
-    """For a wrong call of a place of which enough were shown."""
-    return f"forward_id: {call.id} {_reasons(comparison)}"
-
-
-def _forward_rows(call: OpCall, observed: ObservedCall, comparison: Comparison, place: str) -> list[_TableRow]:
-    name, has_tensors = call.name, bool(call.args or call.kwargs or call.result is not None)
-    args, kwargs = (call.args, call.kwargs) if has_tensors else (observed.given.args, observed.given.kwargs)
-    rows = tables.argument_rows(name, "inputs", trees.arguments(args, kwargs))
-    rows += tables.argument_rows(name, "outputs", trees.results(call.result if has_tensors else observed.result))
-    if not has_tensors:
-        rows = _as_on_device(rows, observed)
-    if comparison.run is not None:
-        again = comparison.run.arguments
-        rows += tables.argument_rows(name, f"inputs({place})", trees.arguments(again.args, again.kwargs))
-        rows += tables.argument_rows(name, f"outputs({place})", trees.results(comparison.run.result))
-    return rows
-
-
-def _backward_rows(
-    observed: ObservedCall, gradients: Gradients, flowing: Gradients | None, comparison: Comparison, place: str
-) -> list[_TableRow]:
-    name, shown = observed.name, gradients if flowing is None else flowing
-    rows = tables.argument_rows(name, "grad_outputs", trees.arguments(tuple(shown.outputs), {}))
-    rows += tables.argument_rows(name, "grad_inputs", trees.arguments(tuple(shown.inputs), {}))
-    if flowing is None:
-        rows = _as_on_device(rows, observed)
-    if comparison.gradients is not None:
-        rows += tables.argument_rows(name, f"grad_inputs({place})", trees.arguments(tuple(comparison.gradients), {}))
-    return rows
-
-
-_DEVICE, _POINTER = (tables.ARGUMENT_COLUMNS.index(column) for column in ("device", "data_ptr"))
-
-
-def _as_on_device(rows: list[_TableRow], observed: ObservedCall) -> list[_TableRow]:
-    """Copies are shown as what they are copies of; where that lay, nobody knows any more."""
-    if observed.device is None:
-        return rows
-    for index, row in enumerate(rows):
-        if row[_DEVICE]:
-            cells = list(row)
-            cells[_DEVICE], cells[_POINTER] = str(observed.device), ""
-            rows[index] = tuple(cells)
-    return rows
-
-
-def _table_row(row: Row) -> tuple[str, ...]:
-    measures = EQUAL if row.verdict is None else row.verdict.measures
-    numbers = (measures.max_abs_diff, measures.max_relative_diff, row.atol, row.rtol)
-    return (row.name, str(row.is_close), *(tables.number(value) for value in numbers), row.error_info)
-
-
-def _heading(call: OpCall, comparison: Comparison) -> str:
-    """Above the tables of a call."""
-    first, _, rest = tables.heading(call).partition("\n")
-    casts = ", ".join(f"{source}: {target}" for source, target in comparison.casts.items())
-    return f"{first}    cpu_dtype_cast_info(from:to): {{{casts}}}\n{rest}"
-
-
-def _reasons(comparison: Comparison) -> str:
-    """A line for each value that is wrong."""
-    wrong = [row for row in comparison.rows if row.is_wrong and row.verdict is not None]
-    lines = [f"wrong: {row.name}: {row.verdict.reason}" for row in wrong if row.verdict is not None]
-    return "\n".join([*lines, *([comparison.remark] if comparison.remark else [])])
-
-
-# ---- the whole run ---------------------------------------------------------------------------------------------------
+_GRADIENTS = "gradients"  # of calls for which there was no memory
+_MAX_ROWS = 30
+_MAX_NOT_COMPARED = 12  # ops, with a reason for each
+_COLUMNS = ("op", "what", "where", "module", "forward_id", "step", "reason", "severity", "calls", "capture")
 
 
 @dataclass
@@ -213,14 +79,14 @@ class Report:
 
     def _add_to_table(self, call: OpCall, rows: Sequence[Row]) -> None:
         with self._lock:
-            self._rows += [(str(call.id), *_table_row(row)) for row in rows]
+            self._rows += [(str(call.id), *call_tables.comparison_row(row)) for row in rows]
             if len(self._rows) >= self._max_rows:
                 self._show_table()
 
     def _show_table(self) -> None:
         if self._rows:
             self._rows.sort(key=lambda row: int(row[0]))  # gradients beside the values of their call
-            messages.say(f"\n{tables.table(('forward_id', *TABLE), self._rows, keep_empty=True)}")
+            messages.say(f"\n{tables.table(('forward_id', *call_tables.COLUMNS), self._rows, keep_empty=True)}")
             self._rows = []
 
     def close(self, is_shown: bool) -> None:
@@ -230,3 +96,202 @@ class Report:
             messages.say(self.summary.text())
             if self._csv.written:
                 messages.say(f"{paths.shown(self._csv.path)} saved")
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def csv_lines(call: OpCall, rows: Sequence[Row]) -> str:
+    """The values of one call, with everything that is known about them, as they stand in the file."""
+    where = call.where
+    start, end = f"{call.id},", f",{call.step},{cell(where.module)},{cell(where.line())}\r\n"
+    return "".join([f"{start}{_line(row)}{end}" for row in rows])
+
+
+def _line(row: Row) -> str:
+    judged = row.verdict
+    if judged is None or judged is RIGHT:
+        return _equal_line(row.name, row.atol, row.rtol, row.error_info, judged is not None, row.reason)
+    allclose, most, relative, cosine, max_ulp, mean_ulp, ratio, share, bad, nonfinite = judged.measures
+    end = f"right,,{judged.severity:.4g}" if judged.right else f"wrong,{cell(judged.reason)},{_short(judged.severity)}"
+    first = "" if bad is None else cell(str(list(bad)))
+    return (
+        f"{cell(row.name)},{allclose},{cosine:.9f},{most:.9f},{relative:.9f},{_limits(row.atol, row.rtol)},"
+        f"{cell(row.error_info)},{_short(1 - cosine)},{max_ulp:.4g},{mean_ulp:.4g},{_short(ratio)},{first},{share:.4g},"
+        f"{nonfinite},{end}"
+    )
+
+
+@functools.lru_cache(maxsize=10_000)
+def _equal_line(name: str, atol: float, rtol: float, error_info: str, is_right: bool, reason: str) -> str:
+    """For a value that is what it should be to the bit, or with which nothing is compared."""
+    end = "right,,0" if is_right else f"skipped,{cell(reason)},0"
+    return (
+        f"{cell(name)},True,1.000000000,0.000000000,0.000000000,{_limits(atol, rtol)},{cell(error_info)},"
+        f"0,0,0,0,,0,0,{end}"
+    )
+
+
+@functools.lru_cache(maxsize=1000)
+def _limits(atol: float, rtol: float) -> str:
+    return f"{tables.number(atol)},{tables.number(rtol)}"
+
+
+def _short(value: float) -> str:
+    return "" if value != value else f"{value:.4g}"
+
+
+# ---- the whole run ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class WrongPlace:
+    """A place in the program where an op is wrong: the worst of its calls."""
+
+    name: str
+    what: str
+    where: str
+    module: str
+    forward_id: int
+    step: int
+    reason: str
+    severity: float
+    calls: int = 0
+    capture: str = ""  # the folder with its tensors
+
+    def __str__(self) -> str:
+        place = f"{self.module}, {self.where}" if self.module else self.where
+        return f"{self.name} {self.what}: {self.reason} ({place})"
+
+
+class Summary:
+    """Counts calls, and keeps what is wrong by place. Any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[tuple[str, str, str], WrongPlace] = {}
+        self._not_compared: dict[tuple[str, str], int] = {}  # calls, by op and reason
+        self._without_dropout: dict[str, int] = {}  # calls, by op
+        self.calls = 0
+        self.wrong_calls = 0
+        self.values = 0
+        self.not_close = 0
+        self.gradients_left_out = 0  # of calls, for lack of memory
+        self.coverage = ""  # where the calls of a step are compared in turns
+
+    def add(self, call: OpCall, comparison: Comparison, saved: Sequence[str] = (), is_second: bool = False) -> int:
+        """Takes a comparison in; returns how many calls at this place are wrong, with this one."""
+        with self._lock:
+            self.calls += not is_second
+            reason = comparison.failure or comparison.skipped
+            if reason:
+                self._not_compared[call.name, reason] = self._not_compared.get((call.name, reason), 0) + 1
+                return 0
+            rows, most = comparison.rows, 0
+            self.values += len(rows)
+            for row in rows:
+                judged = row.verdict
+                if judged is None:
+                    continue
+                if not judged.right:
+                    most = max(most, self._add_row(call, row, saved))
+                elif not judged.measures.allclose:
+                    self.not_close += 1
+            self.wrong_calls += most > 0
+            return most
+
+    def _add_row(self, call: OpCall, row: Row, saved: Sequence[str]) -> int:
+        assert row.verdict is not None
+        what, where = row.name.partition(" ")[2], call.where.line()
+        known = self._found.get((call.name, what, where))
+        if known is None or row.verdict.severity > known.severity:
+            found = WrongPlace(
+                call.name, what, where, call.where.module, call.id, call.step, row.verdict.reason, row.verdict.severity
+            )
+            if known is not None:
+                found.calls, found.capture = known.calls, known.capture
+            known = self._found[call.name, what, where] = found
+        known.calls += 1
+        if saved and not known.capture:
+            known.capture = os.path.dirname(os.path.dirname(saved[0]))
+        return known.calls
+
+    def drops_inside(self, name: str) -> None:
+        """One more call of this op that was compared without its dropout."""
+        with self._lock:
+            self._without_dropout[name] = self._without_dropout.get(name, 0) + 1
+
+    def ranked(self) -> list[WrongPlace]:
+        """The worst first; among equals, the first in the program."""
+        return sorted(self._found.values(), key=lambda found: (-found.severity, found.forward_id))
+
+    def results(self, files: Sequence[str]) -> Results:
+        """As data, the worst first."""
+        with self._lock:
+            ranked, left_out = self.ranked(), self._left_out()
+        rows = [astuple(one) for one in ranked]
+        facts: dict[str, Any] = {"values": self.values, "wrong_calls": self.wrong_calls, "not_allclose": self.not_close}
+        facts["without_dropout"] = dict(self._without_dropout)
+        return Results("OpAutoCompare", _COLUMNS, rows, self.calls, left_out, files, **facts)
+
+    def _left_out(self) -> list[tuple[str, int, str]]:
+        """What was not compared, how often, and why."""
+        found = [(name, calls, reason) for (name, reason), calls in self._not_compared.items()]
+        if self.gradients_left_out and not self._is_covered():
+            reason = f"the memory for calls that wait is full; {self.coverage}" if self.coverage else "no memory"
+            found.append((_GRADIENTS, self.gradients_left_out, reason))
+        return found
+
+    def _is_covered(self) -> bool:
+        """Whether each call of a step has been compared, in turns."""
+        return self.coverage.startswith("coverage: all")
+
+    def text(self) -> str:
+        """For the end of a run: one line where nothing is wrong, and the places where something is."""
+        ranked = self.ranked()
+        lines = ["; ".join(self._said())]
+        if ranked:
+            lines.append(_ranking(ranked[:_MAX_ROWS]))
+            if len(ranked) > _MAX_ROWS:
+                lines.append(f"… and {len(ranked) - _MAX_ROWS} more places")
+        return "\n".join(lines)
+
+    def _said(self) -> Iterator[str]:
+        values = f"{self.values:,} values compared"
+        if self._found:
+            yield f"OpAutoCompare: {self.calls:,} calls, {values}, {self.wrong_calls:,} calls wrong"
+        else:
+            yield f"OpAutoCompare: nothing wrong in {_counted(self.calls)}, {values}"
+        left_out = self._left_out()
+        whole = self.calls + sum(calls for name, calls, _ in left_out if name == _GRADIENTS)
+        compared = whole - sum(calls for _, calls, _ in left_out)
+        if whole:
+            yield f"{_percent(compared, whole)} of all calls were compared"
+        if self._is_covered():
+            yield self.coverage
+        if self.not_close:
+            yield f"{self.not_close:,} values are not allclose but no worse than their dtype"
+        if self._without_dropout:
+            names = (f"{name} ({_counted(calls)})" for name, calls in self._without_dropout.items())
+            yield f"compared without their dropout: {', '.join(names)}"
+        left_out.sort(key=lambda one: (-one[1], one[0]))
+        shown = [f"{name} ({_counted(calls)}, {_percent(calls, whole)}): {reason}" for name, calls, reason in left_out]
+        if len(shown) > _MAX_NOT_COMPARED:
+            shown[_MAX_NOT_COMPARED:] = [f"and {len(shown) - _MAX_NOT_COMPARED} more"]
+        if shown:
+            yield f"not compared: {', '.join(shown)}"
+
+
+def _counted(calls: int) -> str:
+    return "1 call" if calls == 1 else f"{calls:,} calls"
+
+
+def _percent(part: int, whole: int) -> str:
+    share = 100 * part / whole
+    return f"{share:.2g} %" if share < 1 else f"{int(10 * share) / 10:g} %"  # rounded down: 100 % means all
+
+
+def _ranking(found: Sequence[WrongPlace]) -> str:
+    columns = ("name", "what", "calls", "reason", "module", "where")
+    rows = [(one.name, one.what, f"{one.calls:,}", one.reason, one.module, one.where) for one in found]
+    return tables.table(columns, rows)

@@ -27,7 +27,6 @@ from op_tools.autocompare.on_host import OnHost
 from op_tools.autocompare.prefilter import first_look
 from op_tools.autocompare.reference import runs
 from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy, wants_gradients
-from op_tools.autocompare.summary import Summary
 from op_tools.autocompare.turns import Turns, UntilCovered
 from op_tools.autocompare.without_dropout import SecondRun
 from op_tools.autocompare.workers.pool import Workers
@@ -81,7 +80,7 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Pending, 
         super().__init__(**common)
         self._options = (reference, once, every, worker, memory, fail)
         self._until_covered = until_covered
-        self.summary = Summary()
+        self.summary = report.Summary()
 
     # -- start and stop -----------------------------------------------------------------------------------------------
 

@@ -83,6 +83,11 @@ class HostMemory:
             return Lease(chunk, start, length, self._returned)
 
     def _room(self, length: int, pinned: bool) -> _Chunk:
+        self._take_back()
+        return self._with_room(length, pinned) or self._awaited(length, pinned)
+
+    def _awaited(self, length: int, pinned: bool) -> _Chunk:
+        """Room that the writer lets go of, or new memory."""
         until = time.monotonic() + _MAX_SECONDS_TO_WAIT
         while True:
             self._written.clear()

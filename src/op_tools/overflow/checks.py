@@ -160,7 +160,9 @@ class Checks:
 
     def _launch(self, window: Window) -> None:
         self._windows.launch(window)
-        held = sum(one.bytes for one in self._windows.unread if one.holds)
+        held = 0
+        for one in self._windows.unread:
+            held += one.bytes if one.holds else 0
         for one in self._windows.unread:
             if held <= window.max_bytes or self._patient:
                 return
