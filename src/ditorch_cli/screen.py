@@ -47,6 +47,7 @@ def _print(console: Console, summary: Row) -> None:
     for title, table in (
         ("Slow: the time of ops", _slow(summary["slow"])),
         ("Memory and CPU: the most that was used, and how busy", _usage(summary["usage"])),
+        ("Modules, each given the other run's inputs: its own error", _own_errors(summary["modules"])),
         ("Ran elsewhere", _elsewhere(summary["elsewhere"])),
         ("Not looked at", _not_looked_at(summary["not_looked_at"])),
     ):
@@ -97,6 +98,8 @@ def _verdict(tool: str, total: Row) -> str:
         return f"{wrong} in {calls}, {total['values']:,} values compared"
     if tool == "OpCapture":
         return f"{calls} saved: {', '.join(total['files'][:2])}"
+    if tool == "Lockstep":
+        return f"{total['calls']:,} values of modules: {', '.join(total['files'][:1])}"
     if tool == "LossLog":
         return f"{total['calls']:,} losses: {', '.join(total['files'][:1])}"
     words = {
@@ -198,6 +201,23 @@ def _slow(rows: list[Row]) -> Table | None:
 
 def _usage(rows: list[Row]) -> Table | None:
     return monitor.table(rows[:_MAX_USAGE]) if rows else None
+
+
+def _own_errors(rows: list[Row]) -> Table | None:
+    """The worst first; where all are close, the few that are furthest."""
+    if not rows:
+        return None
+    shown = rows[:_MAX_OTHERS]
+    cells = [
+        (row["layer"], row["what"], _number(row["relative_error"]), "" if row["allclose"] else "not close")
+        for row in shown
+    ]
+    columns = (("module", "left"), ("what", "left"), ("own error", "right"), ("", "left"))
+    return _table(columns, cells, len(rows) - len(shown))
+
+
+def _number(value: Any) -> str:
+    return f"{value:.2g}" if isinstance(value, float) else str(value)
 
 
 def _elsewhere(rows: list[Row]) -> Table | None:

@@ -70,6 +70,7 @@ def of(folder: Path, status: int) -> Row:
         "wrong": _wrong(processes),
         "slow": _slow(processes),
         "usage": list(_rows(processes, ("ProcessMonitor",))),
+        "modules": list(_rows(processes, ("Lockstep",))),
         "elsewhere": _merged(processes, ("OpFallback", "OpDtypeCast"), ("tool", "op", "because", "casts")),
         "not_looked_at": [*_unread(folder), *_missed(processes, manifest), *_not_looked_at(processes)],
     }

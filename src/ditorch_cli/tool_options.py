@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -48,6 +49,17 @@ class _Cast(Option):
             return {}
         ops, _, casts = str(value).rpartition(":")
         return {"OP_DTYPE_CAST_DICT": casts, **({"OP_DTYPE_CAST_LIST": ops} if ops else {})}
+
+
+class _InputsFrom(Option):
+    def variables(self, value: Any) -> dict[str, str]:
+        if value is None:
+            return {}
+        folder = Path(value).absolute()  # also for children with another working directory
+        if not (folder / "modules").is_dir():
+            reason = "holds no modules" if folder.is_dir() else "does not exist"
+            raise click.UsageError(f"--inputs-from: {value} {reason}: make it with `ditorch run --modules PATTERNS`.")
+        return {"OP_TOOLS_INPUTS_FROM": str(folder)}
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -98,6 +110,19 @@ OPTIONS: tuple[Option, ...] = (
     Option("--monitor", "sample memory and CPU time of every process, and the memory of its devices", None, "monitor"),
     Option("--losses", "note the loss of every backward pass; --capture=statistics does so, too", None, "losses"),
     Option(
+        "--modules",
+        "keep the inputs, outputs and gradients of these modules, in the first step or in --steps: blocks.*",
+        "OP_TOOLS_MODULES",
+        "modules",
+        "PATTERNS",
+    ),
+    _InputsFrom(
+        "--inputs-from",
+        "give these modules what they were given in that run, so that each shows its own error",
+        "OP_TOOLS_INPUTS_FROM",
+        metavar="RUN",
+    ),
+    Option(
         "--ops",
         "the ops that tools watch: full names and regular expressions, with commas between them",
         "OP_TOOLS_LIST",
@@ -112,6 +137,8 @@ OPTIONS: tuple[Option, ...] = (
 
 def variables(values: dict[str, Any]) -> dict[str, str]:
     """What the options that were given set; OP_TOOLS among them where there are tools."""
+    if values.get("inputs_from") is not None and values.get("modules") is None:
+        raise click.UsageError("--inputs-from needs --modules: which modules are to get that run's inputs?")
     found: dict[str, str] = {}
     tools = []
     for option in OPTIONS:

@@ -65,38 +65,49 @@ def compare_accuracy(data_dir: str | os.PathLike[str] = DATA, atol: float = 1e-3
     rows: list[Row] = []
     not_compared: list[tuple[str, int, str]] = []
     for rank in ranks:
-        rows += _compared(folder / f"rank{rank}", rank, atol, rtol, not_compared)
-    file = CsvFile(folder / "layer_accuracy.csv", COLUMNS, settings.MAX_CACHE_SIZE.get())
-    for row in rows:
-        file.add([_cell(row[column]) for column in COLUMNS])
-    file.close()
-    written = [str(file.path)] if file.written else []
-    cells = ([row[column] for column in COLUMNS] for row in rows)
-    results = Results("CompLayerAcc", COLUMNS, cells, len(rows), not_compared, written)
+        runs = (folder / f"rank{rank}" / EXPECTED, folder / f"rank{rank}" / REAL)
+        rows += compared(runs, rank, not_compared, atol, rtol)
+    results = saved("CompLayerAcc", folder / "layer_accuracy.csv", rows, not_compared)
     if settings.VERBOSE.get() >= 1:
         messages.say(_text(results, atol, rtol))
     return results
 
 
-def _compared(
-    folder: Path, rank: int, atol: float, rtol: float, not_compared: list[tuple[str, int, str]]
+def saved(tool: str, path: Path, rows: list[Row], not_compared: list[tuple[str, int, str]]) -> Results:
+    """Writes a table of all layers."""
+    file = CsvFile(path, COLUMNS, settings.MAX_CACHE_SIZE.get())
+    for row in rows:
+        file.add([_cell(row[column]) for column in COLUMNS])
+    file.close()
+    written = [str(file.path)] if file.written else []
+    cells = ([row[column] for column in COLUMNS] for row in rows)
+    return Results(tool, COLUMNS, cells, len(rows), not_compared, written)
+
+
+def compared(
+    runs: tuple[Path, Path],
+    rank: int,
+    not_compared: list[tuple[str, int, str]],
+    atol: float = 1e-3,
+    rtol: float = 1e-3,
 ) -> Iterator[Row]:
-    layers = [_names(folder / run / RUN_LAYERS) for run in (EXPECTED, REAL)]
-    for run, missing in ((EXPECTED, layers[1].keys() - layers[0]), (REAL, layers[0].keys() - layers[1])):
+    """A row for each tensor that layers gave, `runs`: what the benchmark's rank wrote, and what this one did."""
+    layers = [_names(run / RUN_LAYERS) for run in runs]
+    for run, missing in ((runs[0], layers[1].keys() - layers[0]), (runs[1], layers[0].keys() - layers[1])):
         for name in sorted(missing):
-            not_compared.append((name, 1, f"it did not run in {folder / run}"))
+            not_compared.append((name, 1, f"it did not run in {run}"))
     for direction, given, made in PARTS:
         # gradients flow the other way
         order = [name for name in layers[0] if name in layers[1]]
         for name in order if direction == FORWARD else reversed(order):
-            pair = [_loaded(folder / run / direction / f"{name}.pt") for run in (EXPECTED, REAL)]
+            pair = [_loaded(run / direction / f"{name}.pt") for run in runs]
             if pair[0] is None or pair[1] is None:
-                run = EXPECTED if pair[0] is None else REAL
-                not_compared.append((name, 1, f"there is no {direction} of it in {folder / run}"))
+                run = runs[0] if pair[0] is None else runs[1]
+                not_compared.append((name, 1, f"there is no {direction} of it in {run}"))
                 continue
             came_in = _worst(_differences(pair[0][given], pair[1][given], atol, rtol))
-            for what in made:
-                for place, found in _differences(pair[0].get(what), pair[1].get(what), atol, rtol):
+            for what, one, other in _parts(pair, given, made):
+                for place, found in _differences(one, other, atol, rtol):
                     yield {
                         "rank_of_run": rank,
                         "layer": name,
@@ -104,6 +115,15 @@ def _compared(
                         "input_error": came_in,
                         **found,
                     }
+
+
+def _parts(pair: list[Any], given: str, made: tuple[str, ...]) -> Iterator[tuple[str, Any, Any]]:
+    """What of the benchmark is compared with what; where inputs were replaced, also with what would have come in."""
+    for what in made:
+        yield what, pair[0].get(what), pair[1].get(what)
+    if "arrived" in pair[1]:
+        before = (pair[0][given], pair[0].get("kwargs", {})) if given == "input" else pair[0][given]
+        yield f"arrived {given}", before, pair[1]["arrived"]
 
 
 def _names(path: Path) -> dict[str, None]:

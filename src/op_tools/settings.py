@@ -120,7 +120,18 @@ class NumberRanges:
 
 
 # what OP_TOOLS and the options of `ditorch run` call the tools
-TOOL_NAMES = ("autocompare", "capture", "time", "overflow", "observe", "fallback", "cast", "monitor", "losses")
+TOOL_NAMES = (
+    "autocompare",
+    "capture",
+    "time",
+    "overflow",
+    "observe",
+    "fallback",
+    "cast",
+    "monitor",
+    "losses",
+    "modules",
+)
 
 
 def _tool_names(text: str) -> tuple[str, ...]:
@@ -159,6 +170,19 @@ STEPS: Setting[Container[int] | None] = Setting(
 )
 RANKS: Setting[Container[int] | None] = Setting(
     "OP_TOOLS_RANKS", None, NumberRanges, "the ranks of a distributed run to look at, such as 0 or 0-7"
+)
+MODULES = Setting(
+    "OP_TOOLS_MODULES",
+    "",
+    str,
+    "the modules whose inputs, outputs and gradients are kept, in the first step or in OP_TOOLS_STEPS: names and "
+    "regular expressions, such as blocks.*",
+)
+INPUTS_FROM: Setting[Path | None] = Setting(
+    "OP_TOOLS_INPUTS_FROM",
+    None,
+    lambda text: Path(text).expanduser(),
+    "a run's folder: modules of OP_TOOLS_MODULES are given what they were given there: each shows its own error",
 )
 MONITOR_INTERVAL = Setting(
     "OP_TOOLS_MONITOR_INTERVAL", 1.0, _seconds, "seconds between the samples of `ditorch run --monitor`"

@@ -73,13 +73,13 @@ def test_a_suspect_is_confirmed_with_a_log_of_a_good_run(program):
 def test_by_noted_losses_and_by_other_checks_with_children_too(program):
     assert typed("run", "--losses", "--out", "good", program, 3)[0] == 0
     # a program that trains for ever is stopped when its losses tell enough
-    code, printed, told = typed("bisect", "--good", "good", "python", program, 100_000, DITORCH_FAULTS=FAULT)
+    code, printed, told = typed("bisect", "--good", "good", sys.executable, program, 100_000, DITORCH_FAULTS=FAULT)
     assert (code, f"\n  {GELU}\n" in printed) == (1, True), printed + told
-    again = typed("bisect", "--good", "good", "python", program, 100_000, DITORCH_FAULTS=FAULT)[1]
+    again = typed("bisect", "--good", "good", sys.executable, program, 100_000, DITORCH_FAULTS=FAULT)[1]
     assert "trials are known from before" in again
     judge = f"{sys.executable} -c 'import sys; sys.exit(\"nan\" in sys.stdin.read())'"
     nan = {"DITORCH_FAULTS": "aten.native_layer_norm: nan@one"}
-    launcher = ("torchrun", "--nproc_per_node=2", "--master-port=0", program, 2)
+    launcher = (str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=2", "--master-port=0", program, 2)
     code, printed, told = typed("bisect", "--check", judge, *launcher, **nan)
     assert (code, "torch.nn.functional.layer_norm" in printed) == (1, True), printed + told
     code, printed, told = typed("bisect", "--no-nan-by", 1, program, 100_000, **nan)

@@ -35,6 +35,8 @@ CASES = {
         {"0.1": 0.1, "60": 60.0},
         dict.fromkeys(["0", "-1", "nan", "inf", "often"], "it must be a number of seconds, 0.01 or above"),
     ),
+    "OP_TOOLS_MODULES": ("", {"blocks.*": "blocks.*"}, {}),
+    "OP_TOOLS_INPUTS_FROM": (None, {"/runs/a": Path("/runs/a"), "~/a": Path.home() / "a"}, {}),
     "OP_TOOLS_RANKS": (None, {}, NOT_NUMBERS),
     "OP_CAPTURE_MODE": ("data", {"statistics": "statistics"}, {"stats": "it must be one of data, statistics"}),
     "OP_CAPTURE_MEMORY": (2 * 2**30, BYTES, NOT_BYTES),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Protocol
+
 from op_tools import settings
 from op_tools.autocompare.tool import OpAutoCompare
 from op_tools.capture.tool import OpCapture
@@ -14,7 +17,7 @@ from op_tools.observe import OpObserve
 from op_tools.overflow.tool import OpOverflowCheck
 from op_tools.reroute.cast import OpDtypeCast
 from op_tools.reroute.fallback import OpFallback
-from op_tools.run.record import Record
+from op_tools.run.record import Finder, Record
 from op_tools.timing.tool import OpTimeMeasure
 
 _TOOLS: dict[str, type[AnyTool]] = {
@@ -26,6 +29,12 @@ _TOOLS: dict[str, type[AnyTool]] = {
     "fallback": OpFallback,
     "cast": OpDtypeCast,
 }
+
+
+class _Other(Finder, Protocol):
+    """What watches a program beside the tools."""
+
+    def stop(self) -> None: ...
 
 
 def start(backend: str, command: str | None) -> None:
@@ -43,7 +52,9 @@ def start(backend: str, command: str | None) -> None:
         tools.append(tool)
     # what a run is to be compared by later
     has_statistics = "capture" in names and settings.CAPTURE_MODE.get() == "statistics"
-    others: list[ProcessMonitor | LossLog] = [ProcessMonitor().start()] if "monitor" in names else []
+    others: list[_Other] = [ProcessMonitor().start()] if "monitor" in names else []
+    if "modules" in names:
+        others.append(importlib.import_module("module_tools.lockstep").from_settings().start())
     others += [LossLog().start()] if "losses" in names or has_statistics else []
     if names:
         record = Record([*tools, *others], settings.OUT.get(), backend, command)
