@@ -26,6 +26,7 @@ from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.limits import PROOF_LIMITS
 from op_tools.autocompare.judging.verdict import RIGHT, Row
 from op_tools.autocompare.observed import ObservedCall, copied, hollow_like
+from op_tools.autocompare.prefilter.deferred import CallWindow, DeferredCall, DeferredCalls
 from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.strategy import (
     CallInProgress,
@@ -39,11 +40,9 @@ from op_tools.autocompare.strategy import (
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.device import host_copies
-from op_tools.device.queues import Batch, Deferred
-from op_tools.values.tensors import addresses_of, tensors_in, versions_of
+from op_tools.values.tensors import tensors_in
 
 _MAX_CALLS = 64  # in a window
-_MAX_UNREAD_WINDOWS = 4
 _UNKNOWN = "no identity is known"
 _UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
@@ -57,31 +56,20 @@ def provable_of(call: ObservedCall) -> Provable | None:
     return found
 
 
-class _Pending:
-    """A call, or its gradients, whose proof is on its way."""
+class _Proving(DeferredCall):
+    """A call whose proofs are on their way. `again`: the CPU computes it in full; None where the samples tell all."""
+
+    __slots__ = ("proofs",)
 
     def __init__(
         self, call: OpCall, proofs: list[Proof], again: Callable[[], Outcome] | None, tensors: list[Tensor]
     ) -> None:
-        self.call = call
+        super().__init__(call, again, tensors)
         self.proofs = proofs
-        self.again = again  # the CPU computes it in full; None where the samples tell all
-        self._tensors = tensors  # that it would look at
-        self._versions = versions_of(tensors)
-
-    def is_intact(self) -> bool:
-        return self._versions == versions_of(self._tensors)
-
-    def depends_on(self, memory: set[int]) -> bool:
-        return not memory.isdisjoint(addresses_of(self._tensors))
 
 
-class _Window(Batch):
+class _Window(CallWindow[_Proving]):
     """Calls whose numbers are read together."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.records: list[_Pending] = []
 
     def look(self) -> Sequence[Tensor]:
         proofs = [proof for record in self.records for proof in record.proofs]
@@ -90,14 +78,14 @@ class _Window(Batch):
         return [*([torch.stack(measured)] if measured else []), *copies]
 
 
-class Proofs:
+class Proofs(DeferredCalls[_Window]):
     """Proves calls and their gradients, later and together. `only_wrong`: what is proven is not reported."""
 
     def __init__(self, examiner: Examiner, deliver: Deliver, only_wrong: bool = False) -> None:
+        super().__init__()
         self._examiner = examiner
         self._deliver = deliver
         self._only_wrong = only_wrong
-        self._windows: Deferred[_Window] = Deferred(self._answer, _MAX_UNREAD_WINDOWS)
 
     def forward(self, call: OpCall, seen: ObservedCall) -> Provable | None:
         """None where there is no identity for this call."""
@@ -112,7 +100,7 @@ class Proofs:
         return provable
 
     def in_place(self, call: OpCall, sample: Sample) -> None:
-        self._add(_Pending(call, [sample], None, []))
+        self._add(_Proving(call, [sample], None, []))
 
     def backward(self, call: OpCall, seen: ObservedCall, provable: Provable, gradients: Gradients) -> None:
         with _undisturbed():
@@ -122,34 +110,20 @@ class Proofs:
         if proofs:
             self._add(self._pending(call, proofs, seen, gradients))
 
-    def _pending(self, call: OpCall, proofs: list[Proof], seen: ObservedCall, gradients: Gradients | None) -> _Pending:
+    def _pending(self, call: OpCall, proofs: list[Proof], seen: ObservedCall, gradients: Gradients | None) -> _Proving:
         if all(isinstance(proof, Sample) for proof in proofs):
-            return _Pending(call.without_tensors(), proofs, None, [])
+            return _Proving(call.without_tensors(), proofs, None, [])
         if gradients is None:
             tensors = [*seen.given.tensors, *tensors_in((seen.result,))]
-            return _Pending(call, proofs, lambda: self._examiner.forward(call, seen.on_host()), tensors)
+            return _Proving(call, proofs, lambda: self._examiner.forward(call, seen.on_host()), tensors)
         tensors = [*seen.given.tensors, *[one for one in (*gradients.inputs, *gradients.outputs) if one is not None]]
-        return _Pending(call, proofs, lambda: self._examined_gradients(call, seen, gradients), tensors)
+        return _Proving(call, proofs, lambda: self._examined_gradients(call, seen, gradients), tensors)
 
     def _examined_gradients(self, call: OpCall, seen: ObservedCall, gradients: Gradients) -> Outcome:
         copies = copied(gradients, host_copies.copies_of)
         return self._examiner.backward(call, seen.on_host(), copies, gradients)
 
-    def will_change(self, tensors: Sequence[Tensor]) -> None:
-        """Before a call changes one of these tensors: what might have to look at it again is decided."""
-        with self._windows.lock:
-            current = self._windows.current
-            windows = [*self._windows.unread, *(() if current is None else (current,))]
-            memory = addresses_of(tensors)
-            if not any(record.depends_on(memory) for window in windows for record in window.records):
-                return
-        self.finish()
-
-    def finish(self) -> None:
-        self._windows.launch()
-        self._windows.read(wait=True)
-
-    def _add(self, record: _Pending) -> None:
+    def _add(self, record: _Proving) -> None:
         device = _device_of(record.proofs)
         with self._windows.lock:
             window = self._windows.current
@@ -175,7 +149,7 @@ class Proofs:
             if outcome.comparison.is_wrong or outcome.comparison.failure or not self._only_wrong:
                 self._deliver(record.call, outcome)
 
-    def _outcome(self, record: _Pending, numbers: Iterator[list[float]], copies: Iterator[Tensor]) -> Outcome:
+    def _outcome(self, record: _Proving, numbers: Iterator[list[float]], copies: Iterator[Tensor]) -> Outcome:
         """Of one record. What belongs to it is taken from the numbers and copies in any case."""
         tolerances, rows, is_doubtful = self._examiner.comparer.tolerances, [], False
         judged: Outcome | None = None
@@ -188,11 +162,7 @@ class Proofs:
                 rows.append(Row(proof.name, RIGHT, *tolerances.for_dtype(record.call.name, proof.dtype)))
         if judged is not None and record.again is None:
             return judged
-        if not is_doubtful:
-            return Outcome(Comparison(rows))
-        if record.again is None or not record.is_intact():
-            return Outcome(Comparison(failure="its tensors were changed before they could be looked at twice"))
-        return record.again()
+        return record.in_full() if is_doubtful else Outcome(Comparison(rows))
 
     def _judged(self, call: OpCall, sample: Sample) -> Outcome:
         if sample.gradients is None:

@@ -1,4 +1,4 @@
-"""Comparisons that are decided later: the device takes a first look, in which most calls are cleared.
+"""Deferred comparisons: a cheap check on the device passes most calls.
 
 Only what is not cleared is examined in full, so the tensors of a call are held until its numbers are back. What a call
 is about to change in place is decided before. Where the CPU is the reference, its results are brought to the device:
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Callable
+from typing import Any, Callable, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,36 +40,99 @@ _MAX_UNREAD_WINDOWS = 4
 Deliver = Callable[[OpCall, Outcome], None]
 
 
-class _PendingCall:
-    """One call, or its gradients, in a window."""
+class DeferredCall:
+    """One call, or its gradients, that waits for the device's answer."""
 
-    __slots__ = ("_versions", "again", "call", "pending_rows", "tensors")
+    __slots__ = ("_versions", "again", "call", "tensors")
+
+    def __init__(self, call: OpCall, again: Callable[[], Outcome] | None, tensors: list[Tensor]) -> None:
+        self.call = call
+        self.again = again  # examines it in full; None where that is never asked for
+        self.tensors = tensors  # that it would look at once more
+        self._versions = versions_of(tensors)
+
+    def in_full(self) -> Outcome:
+        """Where the device's answer does not clear it."""
+        if self.again is None or self._versions != versions_of(self.tensors):
+            return Outcome(Comparison(failure="its tensors were changed before they could be looked at twice"))
+        return self.again()
+
+
+SomeCall = TypeVar("SomeCall", bound=DeferredCall)
+
+
+class CallWindow(Batch, Generic[SomeCall]):
+    """Calls whose answers are read together."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.records: list[SomeCall] = []
+        self._memory: set[int] = set()
+        self._places_known = 0  # of so many records
+
+    def holds_any(self) -> bool:
+        """Whether there are tensors that the program could change."""
+        return any(record.tensors for record in self.records)
+
+    def depends_on(self, memory: set[int]) -> bool:
+        """Whether tensors of its records lie there."""
+        for record in self.records[self._places_known :]:
+            self._memory |= addresses_of(record.tensors)
+        self._places_known = len(self.records)
+        return not memory.isdisjoint(self._memory)
+
+
+SomeWindow = TypeVar("SomeWindow", bound="CallWindow[Any]")
+
+
+class DeferredCalls(Generic[SomeWindow]):
+    """Windows of calls. What a call is about to change in place is decided before. Any thread may add."""
+
+    def __init__(self) -> None:
+        self._windows: Deferred[SomeWindow] = Deferred(self._answer, _MAX_UNREAD_WINDOWS)
+
+    def will_change(self, tensors: Sequence[Tensor]) -> None:
+        """Before a call changes one of these tensors: what depends on it is decided."""
+        with self._windows.lock:
+            current = self._windows.current
+            windows = [*self._windows.unread, *(() if current is None else (current,))]
+            if not any(window.holds_any() for window in windows):
+                return
+            if len(tensors) <= _MAX_TENSORS_SEARCHED:  # for an optimizer's it would take longer to look
+                memory = addresses_of(tensors)
+                if not any(window.depends_on(memory) for window in windows):
+                    return
+        self.finish()
+
+    def finish(self) -> None:
+        """Decides everything."""
+        self._windows.launch()
+        self._windows.read(wait=True)
+
+    def _answer(self, window: SomeWindow) -> None:
+        """Decides the calls of a window, with the numbers that have come."""
+        raise NotImplementedError
+
+
+class _PendingCall(DeferredCall):
+    __slots__ = ("pending_rows",)
 
     def __init__(
         self, call: OpCall, pending_rows: PendingRows, again: Callable[[], Outcome], tensors: list[Tensor]
     ) -> None:
-        self.call = call
+        super().__init__(call, again, tensors)
         self.pending_rows = pending_rows
-        self.again = again  # examines it in full
-        self.tensors = tensors  # that it would look at once more
-        self._versions = versions_of(tensors)
-
-    def is_intact(self) -> bool:
-        return self._versions == versions_of(self.tensors)
 
 
-class _Window(Batch):
+class _Window(CallWindow[_PendingCall]):
     """Calls that are looked at together."""
 
     def __init__(self, device: torch.device, max_bytes: float) -> None:
         super().__init__(device)
-        self.records: list[_PendingCall] = []
         self._looks: list[Look] = []
         self._bytes = 0
         self._max_bytes = max_bytes
         self._max_calls = _MAX_CALLS if fused.is_there(device) else _MAX_CALLS_ALONE
-        self._memory: set[int] = set()
-        self._places_known = 0  # of so many records
 
     def add(self, record: _PendingCall) -> bool:
         """True where it is full now."""
@@ -93,28 +156,17 @@ class _Window(Batch):
             return iter([None] * len(self._looks))
         return map(Look.verdict, self._looks, found[0].tolist())
 
-    def holds_any(self) -> bool:
-        """Whether there are tensors that somebody could change."""
-        return any(record.tensors for record in self.records)
 
-    def depends_on(self, memory: set[int]) -> bool:
-        """Whether tensors of its records lie there."""
-        for record in self.records[self._places_known :]:
-            self._memory |= addresses_of(record.tensors)
-        self._places_known = len(self.records)
-        return not memory.isdisjoint(self._memory)
-
-
-class DeferredComparisons:
-    """Any thread may add: backward has one of its own."""
+class DeferredComparisons(DeferredCalls[_Window]):
+    """Calls beside a reference."""
 
     def __init__(self, examiner: Examiner, deliver: Deliver) -> None:
+        super().__init__()
         comparer = examiner.comparer
         self._first_look = FirstLook(comparer.references, comparer.tolerances)
         self._on_device = comparer.references.on_device
         self._examiner = examiner
         self._deliver = deliver
-        self._windows: Deferred[_Window] = Deferred(self._answer, _MAX_UNREAD_WINDOWS)
         self._max_bytes: dict[torch.device, float] = {}
 
     def forward(self, call: OpCall, seen: ObservedCall, graph: bool) -> Reference | None:
@@ -167,24 +219,6 @@ class DeferredComparisons:
 
     # ---- what waits --------------------------------------------------------------------------------------------------
 
-    def will_change(self, tensors: Sequence[Tensor]) -> None:
-        """Before a call changes one of these tensors: what depends on it is decided."""
-        with self._windows.lock:
-            current = self._windows.current
-            windows = [*self._windows.unread, *(() if current is None else (current,))]
-            if not any(window.holds_any() for window in windows):
-                return
-            if len(tensors) <= _MAX_TENSORS_SEARCHED:  # for an optimizer's it would take longer to look
-                memory = addresses_of(tensors)
-                if not any(window.depends_on(memory) for window in windows):
-                    return
-        self.finish()
-
-    def finish(self) -> None:
-        """Decides everything."""
-        self._windows.launch()
-        self._windows.read(wait=True)
-
     def _add(self, record: _PendingCall) -> None:
         looks = record.pending_rows.looks
         if not looks:
@@ -214,12 +248,10 @@ class DeferredComparisons:
     def _decide(self, record: _PendingCall, verdicts: Sequence[Verdict | None]) -> None:
         if record.pending_rows.decide(verdicts):
             outcome = Outcome(Comparison(record.pending_rows.rows))
-        elif record.is_intact():
-            outcome = record.again()
-            if not outcome.comparison.is_wrong:
-                self._first_look.lenient.add(record.call.name)
         else:
-            outcome = Outcome(Comparison(failure="its tensors were changed before they could be looked at twice"))
+            outcome = record.in_full()
+            if not (outcome.comparison.is_wrong or outcome.comparison.failure):
+                self._first_look.lenient.add(record.call.name)
         self._deliver(record.call, outcome)
 
 
