@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable
 
 import torch
@@ -31,14 +31,25 @@ class Entry:
 
 def entries(patterns: list[str], on_cpu: bool) -> dict[str, Entry]:
     """All that are chosen, by name. `on_cpu`: only with the dtypes that torch promises there."""
-    found = (entry for source in (_ops, _modules, _optimizers) for entry in source(on_cpu))
+    sources = (_ops, _modules, _optimizers, _references)  # references go through other entries' kernels: they come last
+    found = (entry for source in sources for entry in source(on_cpu))
     return {entry.name: entry for entry in found if is_chosen(entry.name, patterns)}
 
 
 def _ops(on_cpu: bool) -> Iterator[Entry]:
-    from torch.testing._internal.common_methods_invocations import op_db, python_ref_db
+    from torch.testing._internal.common_methods_invocations import op_db
 
-    for op in (*op_db, *python_ref_db):
+    return _of(op_db, on_cpu)
+
+
+def _references(on_cpu: bool) -> Iterator[Entry]:
+    from torch.testing._internal.common_methods_invocations import python_ref_db
+
+    return _of(python_ref_db, on_cpu)
+
+
+def _of(ops: Iterable[Any], on_cpu: bool) -> Iterator[Entry]:
+    for op in ops:
         if not op.name.startswith(_LEFT_OUT):
             promised = op.supported_dtypes("cpu") if on_cpu else _promised(op)
             yield Entry(op.full_name, _names(promised), functools.partial(samples.of_op, op))

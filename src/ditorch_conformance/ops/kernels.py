@@ -25,6 +25,7 @@ _LENGTHS = (2**10, 2**16, 2**20, 2**24)  # elements of what goes element by elem
 _ROW = 1024  # of what goes row by row
 _MAX_SECONDS = 0.25  # of one call: larger sizes are left out
 _RUNS = 10
+_DISTINCT = 2**20 + 1
 _TERMS = 4096  # of the sums whose keeping is looked at
 # Root of the mean square of the errors, in halves of eps: 0.5 where a sum is rounded once, 2 if kept in 16 bits
 _MAX_ROUNDED_ONCE = 1.0
@@ -42,8 +43,15 @@ class Kernel(NamedTuple):
 
 
 def _numbers(*shape: int) -> Callable[[torch.dtype], Tensor]:
-    generator = torch.Generator().manual_seed(math.prod(shape))
-    return lambda dtype: torch.rand(shape, generator=generator).add_(0.5).to(dtype)
+    """Large tensors hold the same numbers again and again: they are made to be timed."""
+    count = math.prod(shape)
+    generator = torch.Generator().manual_seed(count)
+
+    def make(dtype: torch.dtype) -> Tensor:
+        few = torch.rand(min(count, _DISTINCT), generator=generator).add_(0.5).to(dtype)
+        return few.repeat(-(-count // len(few)))[:count].view(shape)
+
+    return make
 
 
 def _tensors(*shapes: tuple[Any, ...]) -> Make:

@@ -61,7 +61,7 @@ def of_op(op: Any, dtype: torch.dtype) -> Iterator[Call]:
             takes_out=op.supports_out and not is_reference,
             has_gradient=has_gradient,
             has_second_gradient=has_gradient and op.supports_gradgrad,
-            stays_on_host=op.name == "tensor_split",
+            stays_on_host=op.name.endswith("tensor_split"),
         )
         has_empty |= is_empty(call)
         has_zero_dimensional |= is_zero_dimensional(call)

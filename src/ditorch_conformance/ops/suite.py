@@ -39,9 +39,9 @@ class OpSuite:
         warnings.simplefilter("ignore")
 
     def cases(self) -> list[tuple[str, str]]:
-        listed = [(entry.name, dtype) for entry in self._entries.values() for dtype in entry.dtypes]
         names = (f"{kernels.PREFIX}{name}" for name in kernels.KERNELS)
-        listed += [(name, dtype) for name in names if is_chosen(name, self._patterns) for dtype in kernels.DTYPES]
+        listed = [(name, dtype) for name in names if is_chosen(name, self._patterns) for dtype in kernels.DTYPES]
+        listed += [(entry.name, dtype) for entry in self._entries.values() for dtype in entry.dtypes]
         return [(name, dtype) for name, dtype in listed if not self._dtypes or dtype in self._dtypes]
 
     def run(self, classname: str, name: str) -> dict[str, Any]:
