@@ -34,20 +34,11 @@ COLUMNS = (
     "max_relative_diff",
     "error_info",
 )
-SHOWN = (
-    "layer",
-    "what",
-    "allclose",
-    "relative_error",
-    "input_error",
-    "cosine_similarity",
-    "max_abs_diff",
-    "error_info",
-)
+SHOWN = tuple(column for column in COLUMNS if column not in ("rank_of_run", "max_relative_diff"))
 # in each file: what came in, and what the layer made of it
 PARTS = ((FORWARD, "input", ("output",)), (BACKWARD, "grad_output", ("grad_input", "grad_parameters")))
 MAX_ROWS = 40  # that are shown, below verbosity 2
-_WIDTH = 160  # of the table, where nobody knows the terminal's
+_WIDTH = 160  # of the table, where the terminal's is unknown
 
 
 def compare_accuracy(data_dir: str | os.PathLike[str] = DATA, atol: float = 1e-3, rtol: float = 1e-3) -> Results:

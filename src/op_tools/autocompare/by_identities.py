@@ -20,7 +20,7 @@ from op_tools.autocompare.identities.convolutions import Convolution
 from op_tools.autocompare.identities.products import Product
 from op_tools.autocompare.identities.proof import Measured, Proof, Provable, Sample
 from op_tools.autocompare.identities.rows import Norm, Softmax
-from op_tools.autocompare.identities.samples import ByElement, InPlace, Rows, host_copy, tensors_of
+from op_tools.autocompare.identities.samples import ByElement, InPlace, PickedRows, host_copy, tensors_of
 from op_tools.autocompare.identities.sums import ClassLoss, Sum
 from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.limits import PROOF_LIMITS
@@ -46,7 +46,7 @@ _MAX_CALLS = 64  # in a window
 _UNKNOWN = "no identity is known"
 _UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
-    Product.of, ByElement.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of, Rows.of,
+    Product.of, ByElement.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of, PickedRows.of,
 )  # fmt: skip
 
 
@@ -68,7 +68,7 @@ class _Proving(DeferredCall):
         self.proofs = proofs
 
 
-class _Window(CallWindow[_Proving]):
+class _ProofWindow(CallWindow[_Proving]):
     """Calls whose numbers are read together."""
 
     def look(self) -> Sequence[Tensor]:
@@ -78,7 +78,7 @@ class _Window(CallWindow[_Proving]):
         return [*([torch.stack(measured)] if measured else []), *copies]
 
 
-class Proofs(DeferredCalls[_Window]):
+class Proofs(DeferredCalls[_ProofWindow]):
     """Proves calls and their gradients, later and together. `only_wrong`: what is proven is not reported."""
 
     def __init__(self, examiner: Examiner, deliver: Deliver, only_wrong: bool = False) -> None:
@@ -129,14 +129,14 @@ class Proofs(DeferredCalls[_Window]):
             window = self._windows.current
             if window is None or not window.suits(device):
                 self._windows.launch()
-                window = self._windows.current = _Window(device)
+                window = self._windows.current = _ProofWindow(device)
             window.records.append(record)
             if len(window.records) < _MAX_CALLS:
                 return
             self._windows.launch()
         self._windows.read(wait=False)
 
-    def _answer(self, window: _Window) -> None:
+    def _answer(self, window: _ProofWindow) -> None:
         found = window.numbers()
         copies = iter(()) if found is None else iter(found)
         has_measured = any(isinstance(proof, Measured) for record in window.records for proof in record.proofs)
@@ -181,7 +181,7 @@ def _gradients_in(proof: Proof) -> int:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """The arithmetic of a proof is nobody's: no graph, no autocast."""
+    """The arithmetic of a proof is not the program's: no graph, no autocast."""
     with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
         yield
 

@@ -77,7 +77,7 @@ _DEVICE, _POINTER = (tables.ARGUMENT_COLUMNS.index(column) for column in ("devic
 
 
 def _as_on_device(rows: list[_TableRow], observed: ObservedCall) -> list[_TableRow]:
-    """Copies are shown as what they are copies of; where that lay, nobody knows any more."""
+    """Copies are shown as what they are copies of; their addresses are not kept."""
     if observed.device is None:
         return rows
     for index, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""What is done about one call, in whatever process: it is compared, put into words, and saved if it is wrong."""
+"""What is done about one call, in whatever process: it is compared, formatted, and saved if it is wrong."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Examiner:
         gradients: Gradients | None = None,
         flowing: Gradients | None = None,
     ) -> None:
-        """Puts it into words, and saves what is wrong: the first few calls of each place in full."""
+        """Formats it, and saves what is wrong: the first few calls of each place in full."""
         comparison, in_full = outcome.comparison, True
         if comparison.is_wrong:
             key = (call.name, call.where.line(), phase)

@@ -43,7 +43,7 @@ class Joined(Arguments):
         return Joined(tuple(args), self.kwargs, self._lists, self._labels)
 
     def returns(self, result: Any) -> Any:
-        """What the call returned, in the same manner: nothing where it is one of its lists; None where nobody knows."""
+        """What the call returned, in the same manner: nothing where it is one of its lists; None if unknown."""
         if result is None or any(result is plain for plain in self._lists):
             return []
         if not is_long_list(result) or not result[0].is_floating_point():

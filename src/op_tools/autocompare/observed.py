@@ -97,7 +97,7 @@ class ObservedCall:
     name: str
     function: Callable[..., Any]
     given: Arguments  # before the call
-    kept: Arguments | None  # the arguments after the call; None where nobody looks at them
+    kept: Arguments | None  # the arguments after the call; None where they are not looked at
     result: Any
     autocast: torch.dtype | None = None  # the dtype of autocast where it was on
     chosen: torch.dtype | None = None  # the dtype that autocast should have chosen for this op
@@ -250,7 +250,7 @@ class ObservedCall:
         return ObservedCall(self.name, self.function, self.given, None, result, *facts)
 
     def dtype_of_autocast(self) -> torch.dtype | None:
-        """The dtype that autocast ran the call in; None where it left the call alone, or nobody knows."""
+        """The dtype that autocast ran the call in; None where it left the call alone, or it is unknown."""
         chosen = self.chosen
         gave = {tensor.dtype for tensor in trees.tensors(self.result) if tensor.is_floating_point()}
         return chosen if gave == {chosen} else None

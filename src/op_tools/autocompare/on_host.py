@@ -63,7 +63,7 @@ class OnHost(Strategy):
             return None
         if self._deferred is not None and state.before is not None:
             with contextlib.suppress(screen.OUT_OF_MEMORY):
-                # copies, on the device: nobody changes them before they are looked at
+                # copies, on the device: they stay as they are until they are looked at
                 seen.kept, seen.result = state.live.copied_with(call.result, clones_of)
                 reference = self._deferred.forward(call, seen, keeps and not seen.depends_on_layout())
                 return self._keep(seen, reference) if keeps else None

@@ -87,7 +87,7 @@ class CallInProgress:
 
     def _has_changed(self) -> bool:
         now = versions_of(self.live.tensors)
-        return None in now or now != self._versions  # None where nobody counts
+        return None in now or now != self._versions  # None: versions are not counted
 
 
 class Strategy:

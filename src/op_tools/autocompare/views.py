@@ -17,7 +17,7 @@ from op_tools.autocompare.reference.ways import Way
 from op_tools.values.tensors import addresses_of, tensors_in
 
 _MAX_KNOWN_CALLS = 10_000
-_known: dict[Any, Any] = {}  # a call without its numbers: how its results look at memory; None where nobody knows
+_known: dict[Any, Any] = {}  # a call without its numbers: how its results look at memory; None where that is unknown
 _WITHOUT_MEMORY = Way("meta", {}, "meta")
 
 _View = tuple[Any, ...]

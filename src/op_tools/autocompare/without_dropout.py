@@ -1,4 +1,4 @@
-"""Calls with dropout inside of them, attention and recurrent layers: nobody can see which numbers they have dropped.
+"""Calls with dropout inside of them, attention and recurrent layers: which numbers they dropped cannot be seen.
 
 So the device runs such a call once more and drops nothing, with a graph of its own; that is what is compared, forward
 and backward. Attention is asked to drop one number in 10^30: it takes the same kernels then. The random numbers that it

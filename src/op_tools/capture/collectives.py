@@ -1,8 +1,8 @@
 """What a collective gave. It returns nothing, or a handle, and writes into its arguments once the others are there.
 
 So its arguments are looked at again when it has completed: when it returns, or, where it was begun with async_op=True,
-when the program has waited for it. Nobody waits in the program's place: another process may first need something else
-of this one.
+when the program has waited for it. The tool does not wait in the program's place: another process may first need
+something else of this one.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Collectives:
             self._finish_oldest()
 
     def _finish_oldest(self) -> None:
-        """The program has surely waited for it by now, in C++ or inside of a tensor subclass, where nobody sees it."""
+        """The program has surely waited for it by now, in C++ or inside of a tensor subclass, where it is not seen."""
         with self._lock:
             _, (call, finish) = self._results.popitem(last=False)
         wait = getattr(torch.ops, call.name.partition(".")[0]).wait_tensor

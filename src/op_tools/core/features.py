@@ -62,7 +62,7 @@ def apply_feature(ops: Op, feature: str, condition_func: Callable[..., Any] = la
     """
     is_known = isinstance(feature, str) and feature in FEATURES
     assert is_known, f"{feature!r} is no feature; these are: {', '.join(FEATURES)}"
-    lists: list[Any] = []  # hold functions for the length of this call, and nobody calls through them
+    lists: list[Any] = []  # hold functions for the length of this call, and are not called through
     wanted = list(_flattened(ops, lists))
     lists.append(wanted)
     if not wanted or any(op == "" for op in wanted if isinstance(op, str)):
@@ -71,7 +71,7 @@ def apply_feature(ops: Op, feature: str, condition_func: Callable[..., Any] = la
     parts: list[Watched] = [this_threads_session()] if any(owner is None for _, owner, _ in found) else []
     parts += [wrapped_function(name, owner, place, lists) for name, owner, place in found if owner is not None]
     tool = FEATURES[feature](ops=[name for name, _, _ in found], skip=[], condition=condition_func)
-    tool.names_skipped_ops = False  # nobody asked about the others
+    tool.names_skipped_ops = False  # the others were not asked for
     tool.join(_Several(parts))
     return Feature(tool)
 

@@ -63,10 +63,10 @@ def remove(tool: AnyWatcher, watched: Watched) -> None:
         if (tool, watched) in _running:
             _running.remove((tool, watched))
         watched.remove(tool)
-        _leave_where_nobody_is_left()
+        _leave_where_none_is_left()
 
 
-def _leave_where_nobody_is_left() -> None:
+def _leave_where_none_is_left() -> None:
     global _optimizer_steps
     if not _running and not _end_listeners:
         if _optimizer_steps is not None:
@@ -120,7 +120,7 @@ def stop_everything() -> None:
     while _end_listeners:
         _end_listeners.pop()()
     with _lock:
-        _leave_where_nobody_is_left()
+        _leave_where_none_is_left()
 
 
 def _abandon_everything() -> None:

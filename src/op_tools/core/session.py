@@ -108,7 +108,7 @@ class Session:
         graphs.leave(self)
 
     def _is_lost(self) -> bool:
-        """Whether the mode has gone with the autograd node in which it was put on. Of others' stacks nobody knows."""
+        """Whether the mode has gone with the autograd node in which it was put on. Other stacks are unknown."""
         return self._is_fleeting and self._mode is not None and not (self._is_this_threads() and self._mode in _stack())
 
     def _is_this_threads(self) -> bool:
@@ -217,7 +217,7 @@ def _stack() -> list[Any]:
 def _soon(finish: Callable[[], bool]) -> None:
     """Calls `finish` in this thread until it returns True, beginning before the next line of the program is run.
 
-    Torch puts a mode back on the stack when it has seen an op, and tells nobody. Python's hook for profilers, set for
+    Torch puts a mode back on the stack when it has seen an op, without a notice. Python's hook for profilers, set for
     that moment, does; where a profiler uses it, this is left for later.
     """
     if sys.getprofile() is None:

@@ -1,4 +1,4 @@
-"""Slips of the pen, said once when a tool starts: variables that nobody reads, names in lists that no op has."""
+"""Slips of the pen, said once when a tool starts: variables that are not read, names in lists that no op has."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class WrappedFunction:
 
     def __init__(self, name: str, owner: Any, attribute: str, lists: list[Any]) -> None:
         self.name = name
-        self._lists = lists  # that hold the function, and nobody calls it through them
+        self._lists = lists  # that hold the function, and are not called through
         self._owner, self._attribute = owner, attribute
         self._original = owner.__dict__[attribute] if attribute in getattr(owner, "__dict__", {}) else None
         self._function: Callable[..., Any] = getattr(owner, attribute)

@@ -187,10 +187,10 @@ def hold(parts: list[tuple[Tensor, list[Tensor]]]) -> None:
 
 
 def free_later(memory: Tensor) -> None:
-    """The same for memory that nobody will use again, but a copy that is on its way."""
+    """The same for memory that only a copy on its way still uses."""
     _unused.append(memory)
 
 
 def let_go() -> None:
-    """The device is well: what nobody uses is freed."""
+    """The device is well: what is unused is freed."""
     _unused.clear()

@@ -26,7 +26,7 @@ _TABLE_SIZE = _BLOCKS_AT + 4 * _MAX_TENSORS
 
 
 def values(tensors: list[Tensor]) -> Tensor:
-    """For each tensor, a float that nobody has read from the device yet. All are on one device, of dtypes above."""
+    """For each tensor, a float that is still on the device. All are on one device, of dtypes above."""
     device = tensors[0].device
     stream = stream_number(device)
     found = torch.zeros(len(tensors), dtype=torch.float32, device=device)

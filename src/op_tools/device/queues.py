@@ -2,7 +2,7 @@
 
 Events tell whether, and when, the device has got so far. A batch gathers what is to be looked at in one stream. When it
 is full it is launched: the device computes the batch's numbers, behind the work that makes the tensors, and copies them
-to the host behind an event. They are read when they have come, or when somebody must know: so nobody waits. What is
+to the host behind an event. They are read when they have come, or when they are needed: there is no wait. What is
 computed is up to the consumer: the first look of OpAutoCompare, the largest values of OpOverflowCheck, the digests of
 OpCapture's statistics.
 """
@@ -77,7 +77,7 @@ class DeviceQueue:
         self._free.append(event)
 
     def give_back(self, *events: Any) -> None:
-        """Events that nobody reads."""
+        """Events that are not read."""
         self._free.extend(events)
 
     def this_stream(self) -> EnterStream:
@@ -108,7 +108,7 @@ _queues: dict[torch.device, DeviceQueue | None] = {}
 
 
 def queue_of(device: torch.device) -> DeviceQueue | None:
-    """None for the CPU, and for a device whose queue nobody can wait for but as a whole."""
+    """None for the CPU, and for a device that can only be synchronized as a whole."""
     try:
         return _queues[device]
     except KeyError:
@@ -227,7 +227,7 @@ class Batch:
         self._numbers: Sequence[Tensor] | None = None
 
     def look(self) -> Sequence[Tensor]:
-        """Has the device compute the numbers; nobody waits for it."""
+        """Has the device compute the numbers, without a wait."""
         raise NotImplementedError
 
     def suits(self, device: torch.device) -> bool:
@@ -249,7 +249,7 @@ class Batch:
                 self._numbers = copies
 
     def is_ready(self) -> bool:
-        """Whether `numbers` need not wait. Where the device has no events to ask, nobody knows."""
+        """Whether `numbers` need not wait. True where the device has no events to ask."""
         return self._event is None or bool(self._event.query())
 
     def numbers(self) -> Sequence[Tensor] | None:

@@ -70,7 +70,7 @@ class CastTables:
         self._by_op = by_op
 
     def cast_table(self, op_name: str) -> CastTable | None:
-        """For the op of this full name; None where nobody has said anything."""
+        """For the op of this full name; None where nothing is set."""
         if not self._by_op:
             return self._general
         return self._by_op.get(op_name.rpartition(".")[2].upper(), self._general)

@@ -328,7 +328,7 @@ def has(name: str, trait: Trait) -> bool:
 
 @lru_cache(maxsize=10_000)
 def of(name: str) -> Trait | None:
-    """The traits that the op with this full name has in all its forms; None for an op that nobody has described."""
+    """The traits that the op with this full name has in all its forms; None for an unknown op."""
     base = normalized(name).base
     found = _BY_BASE.get(base)
     if found is not None:

@@ -55,7 +55,7 @@ class CheckedCall:
 
     # most calls have nothing of this
     changed: tuple[Any, ...] = ()  # inputs that it changed
-    is_silent = False  # and nobody counted that
+    is_silent = False  # without counting up their versions
     gradients: tuple[list[Any], list[Any], list[Any]] | None = None  # of outputs, of inputs, and what is new of these
     flow: Flow | None = None
     inputs: Any = None  # as they were, with their versions, where they are to be saved

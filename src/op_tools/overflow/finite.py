@@ -108,7 +108,7 @@ def by_question(tensors: list[Tensor]) -> Tensor:
 
 
 def find_largest(tensors: list[Tensor]) -> Tensor:
-    """In the way that is best for their device. Nobody waits for it."""
+    """In the way that is best for their device, without a wait."""
     device = tensors[0].device
     find = _finders.get(device)
     if find is None:

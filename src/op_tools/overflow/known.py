@@ -79,7 +79,7 @@ class KnownList:
 
 
 class KnownLists:
-    """Lists of tensors that were changed in place, and looked at since. The first tensor tells them apart."""
+    """Lists of tensors that were changed in place, and looked at since. The first tensor is the key."""
 
     def __init__(self) -> None:
         self._lists: dict[int, KnownList] = {}

@@ -109,7 +109,7 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
         self._is_stopping = True
         self._settle(wait=True)
         self._sum_up()
-        # not in place of an error that is on its way, nor at exit, where nobody would hear of it
+        # not in place of an error that is on its way, nor at exit, where it would be lost
         is_free = sys.exc_info()[0] is None and threading.main_thread().is_alive()
         if self._action == "stop" and self.found and is_free and not self._has_raised:
             raise OverflowFound(f"OpOverflowCheck: {self.found[0]}")
@@ -145,7 +145,7 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
     def _before_change(self, call: OpCall, intent: Intent | None) -> CheckedCall:
         """What a call that may change its inputs is given is noted, and looked at, before it runs."""
         if intent is None:
-            # nobody knows yet which tensors it will change
+            # which tensors it will change is not known yet
             self._checks.flush()
             intent = self._intents[call.name] = Intent(call.name, call.func)
         elif intent.reads_back:

@@ -1,6 +1,6 @@
 """Files as torch.save writes them, made from memory that is no tensor yet: a zip archive of a pickle and raw bytes.
 
-torch.save takes some 200 µs for the smallest file and holds Python's lock all the while, so that training would wait
+torch.save takes some 200 µs for the smallest file and holds the GIL all the while, so that training would wait
 for the thread that writes. Here the lock is held for the pickle alone; the bytes go from where they are to the system.
 """
 

@@ -121,7 +121,7 @@ def take(value: Any, memory: HostMemory, copies: Copies | None = None, call: Any
     """A copy of nested arguments as they are now.
 
     The device copies in the order of its queue, before anything that the program asks of it next: so the tensors are
-    those of this moment, and their memory may be used again right away. Nobody waits for the copy but the writer.
+    those of this moment, and their memory may be used again right away. Only the writer waits for the copy.
     """
     tensors: list[Tensor] = []
     hosts: list[HostTensor] = []

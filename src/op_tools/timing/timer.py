@@ -174,7 +174,7 @@ class Timer:
         self._entries.append((span.timing, signature.of(inputs), signature.of(outputs)))
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """The last listener is gone."""
 
     def unread(self) -> int:
         """How much there is to take."""

@@ -69,7 +69,7 @@ def aliases_of(inputs: Gradients, outputs: Gradients) -> tuple[Gradients, list[T
     """The gradients of inputs, where an alias stands for each that is new; and the new ones.
 
     Autograd copies a gradient that somebody else has hold of, where it could keep it: hence aliases. Those of outputs
-    are the new ones where all are only passed on: nobody may have looked at them yet, if they are sums.
+    are the new ones where all are only passed on: sums may not have been looked at yet.
     """
     left: Gradients = []
     made: list[Tensor] = []
@@ -101,7 +101,7 @@ def addresses_of(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """Goes up whenever the tensor is changed in place; None for inference tensors, where nobody counts."""
+    """Goes up whenever the tensor is changed in place; None for inference tensors, which have no version."""
     try:
         return tensor._version
     except RuntimeError:

@@ -24,14 +24,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def compiler():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
 def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 

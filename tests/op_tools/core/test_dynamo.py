@@ -26,14 +26,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def compiler():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
 def compiled_so_far() -> tuple[int, int]:
     """Graphs, and Python frames that Dynamo has looked at."""
     counters = torch._dynamo.utils.counters

@@ -117,7 +117,7 @@ class Attention:
                 sizes = squared(self._query).sum(-1) + squared(self._key).sum(-1)
                 variance = variance + 4 * rounding.smallest**2 * sizes
                 sums = one.sum((-2, -1)).unsqueeze(-1), other.sum((-2, -1)).unsqueeze(-1)
-                # nobody knows which of the two is wrong: each is as suspect as the other
+                # which of the two is wrong is unknown: each is as suspect as the other
                 found = Measured.by(names[0], of_query, Residual(*sums, variance, rounding.of_slope()))
                 yield from (found, found._replace(name=names[1], dtype=of_key.dtype))
 

@@ -168,7 +168,7 @@ class InPlace:
         return Sample(replace(seen, given=self._given, kept=kept, result=result, changed=True))
 
 
-class Rows:
+class PickedRows:
     """Rows picked from a table: embedding and index_select along the first dimension."""
 
     def __init__(self, call: ObservedCall, table: Tensor, picked: Tensor, result: Tensor) -> None:
@@ -176,7 +176,7 @@ class Rows:
         self._table, self._picked, self._result = table.detach(), picked.detach(), result.detach()
 
     @classmethod
-    def of(cls, call: ObservedCall) -> Rows | None:
+    def of(cls, call: ObservedCall) -> PickedRows | None:
         args, kwargs, base = call.given.args, call.given.kwargs, normalized(call.name).base
         if call.changed or not isinstance(call.result, Tensor) or not call.result.numel():
             return None

@@ -124,7 +124,7 @@ class _PendingCall(DeferredCall):
         self.pending_rows = pending_rows
 
 
-class _Window(CallWindow[_PendingCall]):
+class _LookWindow(CallWindow[_PendingCall]):
     """Calls that are looked at together."""
 
     def __init__(self, device: torch.device, max_bytes: float) -> None:
@@ -157,7 +157,7 @@ class _Window(CallWindow[_PendingCall]):
         return map(Look.verdict, self._looks, found[0].tolist())
 
 
-class DeferredComparisons(DeferredCalls[_Window]):
+class DeferredComparisons(DeferredCalls[_LookWindow]):
     """Calls beside a reference."""
 
     def __init__(self, examiner: Examiner, deliver: Deliver) -> None:
@@ -190,7 +190,7 @@ class DeferredComparisons(DeferredCalls[_Window]):
             _, pending_rows = self._first_look.forward(flat, False)
         except (CannotCompare, OnlyInFull):
             self._deliver(call, again())
-        else:  # it holds copies, which nobody changes
+        else:  # it holds copies, which do not change
             self._add(_PendingCall(call, pending_rows, again, []))
 
     def backward(self, call: OpCall, seen: ObservedCall, reference: Reference | None, gradients: Gradients) -> None:
@@ -230,17 +230,17 @@ class DeferredComparisons(DeferredCalls[_Window]):
             self._windows.launch()
         self._windows.read(wait=False)
 
-    def _window_for(self, device: torch.device) -> _Window:
+    def _window_for(self, device: torch.device) -> _LookWindow:
         window = self._windows.current
         if window is not None and window.suits(device):
             return window
         self._windows.launch()
         if device not in self._max_bytes:
             self._max_bytes[device] = min(_MAX_BYTES, _SHARE_OF_FREE_MEMORY * free_memory(device))
-        window = self._windows.current = _Window(device, self._max_bytes[device])
+        window = self._windows.current = _LookWindow(device, self._max_bytes[device])
         return window
 
-    def _answer(self, window: _Window) -> None:
+    def _answer(self, window: _LookWindow) -> None:
         verdicts = window.verdicts()
         for record in window.records:
             self._decide(record, list(islice(verdicts, len(record.pending_rows.looks))))

@@ -1,4 +1,4 @@
-"""A first look at many results at once, on the device: nobody waits for it, and its numbers are read together later.
+"""A first look at many results at once, on the device, without a wait: its numbers are read together later.
 
 The numbers are those of statistics.Found, the same that a full verdict begins with: what is cleared here, it would
 clear. Where there is Triton, two kernels do it for all pairs (fused.py); else torch's own, pair by pair.

@@ -32,7 +32,7 @@ from op_tools.values.tensors import tensors_in, versions_of
 class References:
     """Makes the references of calls: on the CPU; or, `on_device`, on the same device in higher precision.
 
-    Nobody knows then what the op costs in the device's own dtype: `slack` widens the limits.
+    The op's error in the device's own dtype is unknown then: `slack` widens the limits.
     """
 
     def __init__(self, cast_table: Callable[[str], Dtypes | None], on_device: bool = False, slack: float = 1.0) -> None:
@@ -186,7 +186,7 @@ class Reference:
         arguments, before = self.expected.arguments, self.observed.given.leaves
         silently = silent_writes.silently_written(self.name, self.observed.function, arguments.args, arguments.kwargs)
         written = {id(tensor) for tensor in (*self.expected.written, *trees.tensors(silently))}
-        # an op that nobody knows may write without counting, and below autograd nobody counts
+        # an unknown op may write without counting, and below autograd versions are not counted
         look = self.ways.is_unknown or not written
         return {
             index

@@ -77,7 +77,7 @@ class Ways(NamedTuple):
     higher: Way
     own: list[tuple[Function | None, Way]]  # in the device's own dtype; None: with the call's own function
     traits: Trait
-    is_unknown: bool  # an op that nobody has described
+    is_unknown: bool  # an op that is not in the catalogue
     is_exact: bool  # no rounding: both runs are the same
     on_device: bool
     chosen: torch.dtype | None  # by autocast

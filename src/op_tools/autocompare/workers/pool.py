@@ -80,7 +80,7 @@ class Workers:
         keep = keep and self._may_keep(size)
         parts = (_both(seen.given), _both(seen.kept), seen.result)
         *known, device = seen.facts()
-        facts = (seen.name, *known, None if device is None else str(device))  # nobody knows the device over there
+        facts = (seen.name, *known, None if device is None else str(device))  # the worker does not know the device
         sent = worker.send("forward", call, facts, parts, keep)
         if not sent:
             return False
