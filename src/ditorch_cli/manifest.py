@@ -52,7 +52,7 @@ def ended(folder: Path, summary: dict[str, Any], status: int) -> dict[str, Any]:
     processes = summary["processes"]
     first = processes[0] if processes else {}
     device = dict(first.get("device", {}))
-    device["driver"] = _driver(device.get("command"))
+    device["driver"] = driver(device.get("command"))
     found.update(
         ended=time.time(),
         status=status,
@@ -84,7 +84,7 @@ def _git() -> dict[str, Any] | None:
     return {"commit": commit.strip(), "has_changes": None if changed is None else bool(changed.strip())}
 
 
-def _driver(command: str | None) -> str | None:
+def driver(command: str | None) -> str | None:
     """Its version, as the vendor's command tells it."""
     if command is None:
         return None

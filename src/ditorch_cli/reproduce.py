@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from ditorch_cli.manifest import driver
+
 
 @click.command()
 @click.argument("capture", type=click.Path(path_type=Path))
@@ -36,7 +38,7 @@ def command(
 
     try:
         here = None if recorded else device or accelerator()[1]
-        made = reproduce(capture, out, None if here == "cpu" else here, shrink, trust)
+        made = reproduce(capture, out, None if here == "cpu" else here, shrink, trust, _driver())
     except OpToolsError as error:
         print(f"ditorch reproduce: {error}", file=sys.stderr)
         sys.exit(2)
@@ -52,3 +54,9 @@ def command(
         for file in made.files:
             print(f"{file} written")
     sys.exit(1 if made.is_wrong else 0)
+
+
+def _driver() -> str | None:
+    """Of the accelerator that is here, for the report."""
+    backend = getattr(sys.modules.get("ditorch"), "_backend", None)
+    return None if backend is None else driver(backend.command)

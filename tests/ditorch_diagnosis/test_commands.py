@@ -35,7 +35,7 @@ def typed(*arguments, **environment):
     """Its exit code, what it prints, and what it complains of."""
     done = subprocess.run(
         [sys.executable, "-c", "from ditorch_cli import main; main()", *map(str, arguments)],
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=1000,
         env={**os.environ, "DITORCH_DISABLE_MOCK": "0", "DITORCH_BACKEND": "sim", **environment},
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
@@ -70,21 +70,35 @@ def test_a_suspect_is_confirmed_with_a_log_of_a_good_run(program):
 
 
 @pytest.mark.slow
-def test_by_noted_losses_and_by_other_checks_with_children_too(program):
+@pytest.mark.timeout(1200)
+def test_by_noted_losses_of_a_program_that_trains_for_ever(program):
     assert typed("run", "--losses", "--out", "good", program, 3)[0] == 0
-    # a program that trains for ever is stopped when its losses tell enough
-    code, printed, told = typed("bisect", "--good", "good", sys.executable, program, 100_000, DITORCH_FAULTS=FAULT)
+    command = ("bisect", "--good", "good", sys.executable, program, 100_000)
+    code, printed, told = typed(*command, DITORCH_FAULTS=FAULT)
     assert (code, f"\n  {GELU}\n" in printed) == (1, True), printed + told
-    again = typed("bisect", "--good", "good", sys.executable, program, 100_000, DITORCH_FAULTS=FAULT)[1]
-    assert "trials are known from before" in again
+    assert "trials are known from before" in typed(*command, DITORCH_FAULTS=FAULT)[1]
+
+
+NAN = {"DITORCH_FAULTS": "aten.native_layer_norm: nan@one"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_by_a_command_that_looks_at_what_two_ranks_print(program):
     judge = f"{sys.executable} -c 'import sys; sys.exit(\"nan\" in sys.stdin.read())'"
-    nan = {"DITORCH_FAULTS": "aten.native_layer_norm: nan@one"}
-    launcher = (str(Path(sys.executable).with_name("torchrun")), "--nproc_per_node=2", "--master-port=0", program, 2)
-    code, printed, told = typed("bisect", "--check", judge, *launcher, **nan)
-    assert (code, "torch.nn.functional.layer_norm" in printed) == (1, True), printed + told
-    code, printed, told = typed("bisect", "--no-nan-by", 1, program, 100_000, **nan)
-    assert (code, "torch.nn.functional.layer_norm" in printed) == (1, True), printed + told
-    code, printed, _ = typed("bisect", program, "two", **nan)
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    launcher = (torchrun, "--nproc_per_node=2", "--master-port=0", program, 2)
+    suspects = "torch.nn.functional.layer_norm"
+    code, printed, told = typed("bisect", "--check", judge, "--suspects", suspects, *launcher, **NAN)
+    assert (code, "\n  torch.nn.functional.layer_norm\n" in printed) == (1, True), printed + told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_by_the_first_nan_and_by_what_no_op_does(program):
+    code, printed, told = typed("bisect", "--no-nan-by", 1, program, 100_000, **NAN)
+    assert (code, "\n  torch.nn.functional.layer_norm\n" in printed) == (1, True), printed + told
+    code, printed, _ = typed("bisect", program, "two", **NAN)
     assert (code, "no set of ops explains it" in printed, "ValueError" in printed) == (2, True, True)
 
 

@@ -82,7 +82,9 @@ def main():
             continue
         ratio = times_too_far(got[name], near[name], want[name])
         (largest, norm), (own_largest, own_norm) = error(got[name], want[name]), error(near[name], want[name])
-        print(f"\\n{{name}}\\n  got      {{got[name]}}\\n  expected {{want[name]}}")
+        print(f"\\n{{name}}\\n  got        {{got[name]}}\\n  expected   {{want[name]}}")
+        if got[name].shape == want[name].shape:
+            print(f"  difference {{got[name].to(want[name].dtype) - want[name]}}")
         own = f"of the CPU in the same dtype {{own_largest:.3g}}, {{own_norm:.3g}}"
         print(f"  error: largest {{largest:.3g}}, norm {{norm:.3g}}; {{own}}")
         if ratio > 1:

@@ -6,6 +6,7 @@ that are constants and small whole numbers. Each is tried on the device, and kep
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -148,6 +149,27 @@ def _fewer_arguments(case: Case) -> Iterator[tuple[str, Case]]:
         yield f"without {name}", case.with_values(case.args, rest)
     if len(case.args) > 1:
         yield "without the last argument", case.with_values(case.args[:-1], case.kwargs)
+    for position, default in _defaults(case.op).items():
+        if 0 < position < len(case.args) and not _is_same(case.args[position], default):
+            changed = (*case.args[:position], default, *case.args[position + 1 :])
+            yield f"argument {position} to its default", case.with_values(changed, case.kwargs)
+    for position in range(1, len(case.args)):
+        if isinstance(case.args[position], Tensor):
+            changed = (*case.args[:position], None, *case.args[position + 1 :])
+            yield f"without argument {position}", case.with_values(changed, case.kwargs)
+
+
+def _defaults(op: Callable[..., Any]) -> dict[int, Any]:
+    """Of arguments by their position, as far as Python knows: functions written in C++ do not tell."""
+    try:
+        parameters = inspect.signature(op).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {n: each.default for n, each in enumerate(parameters) if each.default is not each.empty}
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and not isinstance(value, Tensor) and value == default)
 
 
 def _simpler_values(case: Case) -> Iterator[tuple[str, Case]]:

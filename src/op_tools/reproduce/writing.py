@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +19,11 @@ from op_tools.output import messages
 from op_tools.reproduce import script
 from op_tools.reproduce.case import Case, Verdict, judged, load, recorded_device
 from op_tools.reproduce.shrinking import Shrinker
-from op_tools.storage import files
+from op_tools.storage import files, store
 
 SCHEMA = "ditorch.reproduce/1"
 SCRIPT, REPORT = "reproduce.py", "report.md"
+_MAX_NAMED = 3
 
 
 @dataclass
@@ -43,8 +48,16 @@ class Reproduced:
         return {"schema": SCHEMA, "capture": self.capture, **facts, **made, "exit_code": 1 if self.is_wrong else 0}
 
 
-def reproduce(capture: Path, out: Path, device: str | None, shrinks: bool, trusted: tuple[str, ...] = ()) -> Reproduced:
-    """`device`: where to run it now; None where there is none, and what was recorded must do."""
+def reproduce(
+    capture: Path,
+    out: Path,
+    device: str | None,
+    shrinks: bool,
+    trusted: tuple[str, ...] = (),
+    driver: str | None = None,
+) -> Reproduced:
+    """`device`: where to run it now; None where there is none, and what was recorded must do. `driver`: its version."""
+    capture = _the_capture(capture)
     case, recorded = load(capture, trusted)
     if shrinks and device is None:
         raise CaptureError(f"{capture} cannot be made smaller here: the op has to run on the device, and there is none")
@@ -67,8 +80,20 @@ def reproduce(capture: Path, out: Path, device: str | None, shrinks: bool, trust
         verdict = judged(case, got)
         result.ratios = verdict.ratios
     result.elements = sum(base.tensor.numel() for base in case.bases())
-    _write(out, case, got, verdict, result)
+    machine = _machine_of(capture) if device is None else {}
+    _write(out, case, got, verdict, result, machine or _this_machine(device, driver))
     return result
+
+
+def _the_capture(folder: Path) -> Path:
+    """The folder itself, or the only capture below it."""
+    if not folder.is_dir() or (folder / "input.pth").exists():
+        return folder
+    found = list(itertools.islice(store.find_captures(folder), _MAX_NAMED + 1))
+    if len(found) > 1:
+        named = "".join(f"\n  {one}" for one in found[:_MAX_NAMED])
+        raise CaptureError(f"{folder} holds several captured calls: name one of them, such as{named}")
+    return found[0] if found else folder
 
 
 def _on_device(case: Case, device: str) -> dict[str, Tensor]:
@@ -78,9 +103,11 @@ def _on_device(case: Case, device: str) -> dict[str, Tensor]:
         raise CaptureError(f"{case.name} cannot be run on {device}: {messages.in_short(error)}") from None
 
 
-def _write(out: Path, case: Case, got: dict[str, Tensor], verdict: Verdict, result: Reproduced) -> None:
+def _write(
+    out: Path, case: Case, got: dict[str, Tensor], verdict: Verdict, result: Reproduced, machine: dict[str, str]
+) -> None:
     text, data = script.source(case, got, result.device)
-    report = _report(case, verdict, result, text if not data else "")
+    report = _report(case, got, verdict, result, machine, text if not data else "")
     try:
         out.mkdir(parents=True, exist_ok=True)
         if data:
@@ -93,32 +120,82 @@ def _write(out: Path, case: Case, got: dict[str, Tensor], verdict: Verdict, resu
         raise CaptureError(f"{out} cannot be written ({error.strerror}): give another folder (--out)") from None
 
 
-def _report(case: Case, verdict: Verdict, result: Reproduced, text: str) -> str:
+def _report(
+    case: Case,
+    got: dict[str, Tensor],
+    verdict: Verdict,
+    result: Reproduced,
+    machine: dict[str, str],
+    text: str,
+) -> str:
     """Markdown, for whoever can mend the kernel."""
     shapes = ", ".join(f"{tuple(view.shape)} {str(view.dtype)[6:]}" for base in case.bases() for view in base.views)
-    wrong = [
-        f"- {name}: {ratio:.3g} times further off than allowed" for name, ratio in verdict.ratios.items() if ratio > 1
-    ]
     lines = [
-        f"# {case.name} gives wrong results on {result.device}",
+        f"# {case.name} gives {'wrong' if result.is_wrong else 'right'} results on {result.device}",
         "",
         f"Inputs: {shapes or 'none'}{f', under autocast to {case.autocast}' if case.autocast else ''}.",
         "Expected: the op in float64 on the CPU. Allowed: six times the error of the CPU in the same dtype.",
         "",
-        "Got:",
-        "",
-        *(wrong or ["- nothing that is wrong"]),
+        *_values(case, got, verdict),
         "",
         "| | |",
         "| --- | --- |",
-        f"| device | {result.device}{_device_name(result.device)} |",
-        f"| torch | {torch.__version__} |",
-        f"| Python | {platform.python_version()} |",
-        f"| platform | {platform.platform()} |",
+        *(f"| {name} | {value} |" for name, value in machine.items() if value),
         "",
         f"`python {SCRIPT}` shows it: it needs torch only, and exits with 1 while the fault is there.",
     ]
     return "\n".join([*lines, *(["", "```python", text.rstrip("\n"), "```"] if text else []), ""])
+
+
+def _values(case: Case, got: dict[str, Tensor], verdict: Verdict) -> Iterator[str]:
+    """What is wrong, what was expected, and what came instead, from the first element that is off."""
+    wrong = {name: ratio for name, ratio in verdict.ratios.items() if ratio > 1}
+    if not wrong:
+        yield "Nothing is wrong."
+        return
+    want = case.run("cpu", torch.float64)
+    yield "| wrong | times further off than allowed | first element | expected | got |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, ratio in wrong.items():
+        yield f"| {name} | {ratio:.3g} | {' | '.join(_first_wrong(got[name], want[name]))} |"
+
+
+def _first_wrong(got: Tensor, want: Tensor) -> tuple[str, str, str]:
+    """Where the difference is at least half of the largest one."""
+    if got.shape != want.shape:
+        return "shape", str(tuple(want.shape)), str(tuple(got.shape))
+    apart = torch.nan_to_num((got.to(want.dtype) - want).abs(), nan=math.inf).flatten()
+    number = int((apart >= apart.max() / 2).nonzero()[0])
+    place: list[int] = []
+    rest = number
+    for size in reversed(want.shape):
+        place.insert(0, rest % size)
+        rest //= size
+    return str(place), f"{want.flatten()[number].item():.9g}", f"{got.flatten()[number].item():.9g}"
+
+
+def _this_machine(device: str | None, driver: str | None) -> dict[str, str]:
+    return {
+        "device": f"{device}{_device_name(device)}" if device else "",
+        "driver": driver or "",
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+
+
+def _machine_of(capture: Path) -> dict[str, str]:
+    """Of the run that captured it, where `ditorch run` wrote its manifest above."""
+    for folder in capture.absolute().parents:
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            device = manifest.get("device") or {}
+            named = {"device": device.get("name") or device.get("backend"), "driver": device.get("driver")}
+            others = {"torch": manifest["torch"], "Python": manifest["python"], "platform": manifest["platform"]}
+            return {name: str(value or "") for name, value in {**named, **others}.items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return {}
 
 
 def _device_name(device: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
-import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -40,10 +42,36 @@ def invoked(*arguments):
     return done.exit_code, json.loads(done.stdout)
 
 
-BARE = """
-import runpy, sys
-for name in ("ditorch", "op_tools"):
-    sys.modules[name] = None
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory):
+    """The Python of a new virtual environment that has torch and what torch requires, and nothing else."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False)
+    there = next((folder / "lib").glob("python*")) / "site-packages"
+    wanted, known = ["torch"], set()
+    for name in wanted:  # grows as we go
+        distribution = importlib.metadata.distribution(name)
+        for top in {Path(str(file)).parts[0] for file in distribution.files or ()} - {"..", "__pycache__", "bin"}:
+            if not (there / top).exists():
+                (there / top).symlink_to(distribution.locate_file(top))
+        for required in distribution.requires or ():
+            one = re.match(r"[\w.-]+", required)[0].lower()
+            if "extra ==" not in required and one not in known and installed(one):
+                known.add(one)
+                wanted.append(one)
+    return folder / "bin" / "python"
+
+
+def installed(name):
+    try:
+        return bool(importlib.metadata.distribution(name).files)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+RUNS = """
+import importlib.util, runpy, sys
+assert not [name for name in ("ditorch", "op_tools", "numpy", "click") if importlib.util.find_spec(name)]
 for command in sys.argv[1:]:
     sys.argv = command.split(",")
     try:
@@ -53,15 +81,20 @@ for command in sys.argv[1:]:
 """
 
 
-def run_bare(*commands):
-    """The folders' scripts, in a process that has torch, and neither ditorch nor op_tools: exit codes, and the text."""
-    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", BARE, *commands], capture_output=True, text=True, env=clean)
-    assert done.returncode == 0, done.stderr
-    return [int(line[-1]) for line in done.stdout.splitlines() if line.startswith("exit code")], done.stdout
+@pytest.fixture
+def run_bare(bare_python):
+    """Runs the folders' scripts in the bare environment: exit codes, and the text."""
+
+    def run(*commands):
+        clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+        done = subprocess.run([bare_python, "-c", RUNS, *commands], capture_output=True, text=True, env=clean)
+        assert done.returncode == 0, done.stderr
+        return [int(line[-1]) for line in done.stdout.splitlines() if line.startswith("exit code")], done.stdout
+
+    return run
 
 
-def test_a_script_fails_with_torch_alone_by_what_was_recorded(device, capture):
+def test_a_script_fails_with_torch_alone_by_what_was_recorded(device, capture, run_bare):
     weight = torch.randn(48, 64, device=device, requires_grad=True)
     with faults.inject("aten.mm: scale=1.01", device):
         folder = capture(lambda: functional.linear(torch.randn(32, 64, device=device), weight).sum().backward())
@@ -73,13 +106,17 @@ def test_a_script_fails_with_torch_alone_by_what_was_recorded(device, capture):
     assert codes == [1, 0], printed
     assert "as recorded on sim" in printed
     assert "WRONG" in printed
-    assert "expected tensor" in printed
+    assert "expected   tensor" in printed
     text = Path("reproduce/report.md").read_text()
     assert text.startswith("# torch.nn.functional.linear gives wrong results on sim")
-    assert torch.__version__ in text
+    assert f"| torch | {torch.__version__} |" in text
+    assert "| device | sim (" in text
+    row = re.search(r"\| result 0 \| [\d.e+]+ \| \[\d+, \d+\] \| (\S+) \| (\S+) \|", text)
+    assert float(row[2]) == pytest.approx(1.01 * float(row[1]), rel=1e-4)
+    assert "  difference tensor(" in printed
 
 
-def test_shrunk_it_is_a_few_numbers_in_the_script_forward_and_backward(device, capture):
+def test_shrunk_it_is_a_few_numbers_in_the_script_forward_and_backward(device, capture, run_bare):
     with faults.inject("aten.addmm: drop=self", device):
         layer = torch.nn.Linear(40, 48).to(device)
         capture(lambda: layer(torch.randn(24, 40, device=device)).square().sum().backward())
@@ -106,7 +143,7 @@ def test_shrunk_it_is_a_few_numbers_in_the_script_forward_and_backward(device, c
     assert codes == [1, 1], printed
 
 
-def test_strides_views_and_odd_arguments_are_rebuilt(device, capture):
+def test_strides_views_and_odd_arguments_are_rebuilt(device, capture, run_bare):
     base = torch.randn(8, 12, device=device)
     for number, function in enumerate(
         (
@@ -134,6 +171,18 @@ def test_a_fault_that_comes_and_goes_is_kept_as_it_was_recorded(device, capture)
     assert made["shrunk"] == ["right when it is run again: the fault comes and goes, and what was recorded is kept"]
 
 
+def test_arguments_go_to_their_defaults_and_the_only_capture_below_is_found(device, capture):
+    with faults.inject("aten.native_layer_norm: scale=1.5", device):
+        weight, bias = torch.rand(8, device=device), torch.rand(8, device=device)
+        capture(lambda: functional.layer_norm(torch.randn(4, 8, device=device), (8,), weight, bias, 0.25))
+        only = next(one for one in store.find_captures("captured") if "layer_norm" in str(one))
+        shutil.copytree(only, "only/below")
+        code, _ = invoked("only", "--device", device, "--shrink")
+    assert code == 1
+    # of one element a row the healthy result is the bias alone, so that one stays
+    assert "return (x0, (1,)), {'bias': x1}\n" in Path("reproduce/reproduce.py").read_text()
+
+
 def test_without_a_device_what_was_recorded_is_judged(device, capture):
     with faults.inject("aten.gelu: scale=1.1", device):
         folder = capture(lambda: functional.gelu(torch.randn(30, device=device)))
@@ -150,7 +199,10 @@ def test_what_cannot_be_reproduced_is_said(device, capture, tmp_path):
         assert (done.exit_code, done.stdout) == (2, "")
         return done.stderr
 
-    assert "holds no captured call" in refused(tmp_path, "--recorded")
+    assert "holds no captured call" in refused(tmp_path / "empty", "--recorded")
+    torch.ones(3, device=device)
+    capture(lambda: (torch.ones(3, device=device).neg(), torch.ones(3, device=device).exp()))
+    assert "holds several captured calls: name one of them, such as\n  captured/" in refused("captured", "--recorded")
     assert "the op has to run on the device, and there is none" in refused(folder, "--recorded", "--shrink")
     (folder / "input.pth").write_bytes(b"PK\3\4 no")
     assert "cannot be used" in refused(folder, "--recorded")
