@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from op_tools.autocompare import call_tables
+from op_tools.autocompare import call_tables, histograms
 from op_tools.autocompare.judging.comparer import Comparer, Comparison
 from op_tools.autocompare.observed import ObservedCall, copied
 from op_tools.autocompare.reference.runs import Reference
@@ -91,7 +91,7 @@ class Examiner:
             times = self._wrong[key] = self._wrong.get(key, 0) + 1
             in_full = self.verbose >= 2 or times <= _MAX_SHOWN_PER_PLACE
             if times <= _MAX_SHOWN_PER_PLACE:
-                outcome.saved = self._saved(call, _saved_parts(observed, comparison, self._place, gradients))
+                outcome.saved = self._saved(call, list(_saved_parts(observed, comparison, self._place, gradients)))
         if comparison.rows and self.verbose:
             outcome.text = (
                 call_tables.tables_of(call, observed, comparison, self._place, gradients, flowing)
@@ -99,7 +99,7 @@ class Examiner:
                 else call_tables.short_text(call, comparison)
             )
 
-    def _saved(self, call: OpCall, parts: Iterable[SavedPart]) -> list[str]:
+    def _saved(self, call: OpCall, parts: Sequence[SavedPart]) -> list[str]:
         when = paths.timestamp()
         own = self._folders.get((call.id, when))  # forward and backward within a second
         if own is None:
@@ -111,6 +111,10 @@ class Examiner:
             for place, part, args, kwargs in parts:
                 identifier = f"{os.getpid()}/{call.id}/{when}/{part}"
                 saved.append(str(store.save(own.path() / place, part, call.name, args, kwargs, identifier, details)))
+            values = {(place == "device", part): args for place, part, args, _ in parts}
+            for part in ("output", "grad_inputs"):
+                if (True, part) in values and (False, part) in values:
+                    histograms.write(own.path() / "device", part, values[True, part], values[False, part])
         except OSError as error:
             reason = f"{paths.shown(self._out)} cannot be written ({error.strerror})"
             messages.complain_once("autocompare", "disk", text=f"{reason}: wrong calls are not saved")

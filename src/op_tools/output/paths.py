@@ -71,6 +71,11 @@ def time_measure_csv(out: Path) -> Path:
     return out / "op_time_measure_result" / f"op_elasped_info_pid{os.getpid()}_{timestamp()}.csv"
 
 
+def overflow_csv(out: Path) -> Path:
+    """A table of the calls that NaN or Inf reached."""
+    return out / "op_overflow_result" / f"op_overflow_info_pid{os.getpid()}_{timestamp()}.csv"
+
+
 def create(path: Path) -> tuple[int, Path]:
     """A new file, open for appending, under this name or the next one that is free."""
     path.parent.mkdir(parents=True, exist_ok=True)

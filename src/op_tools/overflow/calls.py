@@ -68,6 +68,7 @@ class CheckedCall:
     made_versions: list[int | None] = []  # noqa: RUF012  replaced, never changed
     given = 0.0
     is_fresh = False  # no call is known to have made what it was given
+    order = 0  # among those that made NaN or Inf, or carried it on
 
     def __init__(self, call: OpCall, intent: Intent) -> None:
         self.call = call

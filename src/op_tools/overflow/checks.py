@@ -23,6 +23,7 @@ from op_tools.overflow.calls import CheckedCall, Window, is_made, there, worse
 from op_tools.overflow.finite import CHECKED, all_can_be_checked, can_be_checked, is_intact
 from op_tools.overflow.intent import written_down
 from op_tools.overflow.known import MAX_TENSORS, KnownList, KnownLists, KnownTensors
+from op_tools.overflow.spread import Spread
 from op_tools.values import trees
 from op_tools.values.tensors import FEW, size_of, state_of, versions_of
 
@@ -36,11 +37,13 @@ class Checks:
         self,
         judge: Callable[[CheckedCall], None],
         seen: Callable[[CheckedCall], None] | None,
+        spread: Spread,
         max_calls: int,
         patient: bool,
     ) -> None:
         self._judge = judge
         self._seen = seen
+        self._spread = spread  # of those that have NaN or infinities
         self._max_calls = max_calls  # in a window
         self._patient = patient  # waits for each window's answers: nothing is gone or changed by then
         self._windows: Deferred[Window] = Deferred(self._answer, _MAX_UNREAD_WINDOWS)
@@ -198,6 +201,8 @@ class Checks:
                 self._seen(checked)
             if self._is_suspect(checked, window):
                 suspects.append(checked)
+            elif not math.isfinite(checked.made):
+                self._spread.carried(checked)
         if suspects:
             self._look_at_inputs(suspects, window.device)
 
@@ -210,6 +215,7 @@ class Checks:
             if checked.is_silent:
                 self._is_good_again(checked)
             return False
+        self._spread.reached(checked)
         checked.given = self._known_given(checked)
         checked.made_versions = window.versions[checked.start : checked.stop]
         for tensor, value, version in zip(checked.results(), values, checked.made_versions):

@@ -37,6 +37,7 @@ from op_tools.device import failure
 from op_tools.errors import OverflowFound, StopTraining
 from op_tools.output import messages, paths, tables
 from op_tools.output.results import Results
+from op_tools.overflow import spread
 from op_tools.overflow.calls import CheckedCall, Flow, is_made, made_by, worse
 from op_tools.overflow.checks import Checks
 from op_tools.overflow.findings import COLUMNS, Finding, Findings, Tensors, finding
@@ -95,19 +96,22 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
     def collected(self) -> Results:
         """What made NaN or Inf, in the order in which they ran; then what was given some that no op had made."""
         rows = [*self._faults.rows(), *self._came_in.rows()]
-        return Results("OpOverflowCheck", COLUMNS, rows, self._calls)
+        return Results("OpOverflowCheck", COLUMNS, rows, self._calls, files=self._spread.files())
 
     def started(self) -> None:
         self._reset()
         self._action = settings.argument("action", self._wanted_action, settings.OVERFLOW_ACTION)
+        self._spread = spread.Spread(paths.overflow_csv(self.out), settings.MAX_CACHE_SIZE.get())
         if self.verbose == 2:
-            self._checks = Checks(self._judge, self._show_call, 1, patient=True)
+            self._checks = Checks(self._judge, self._show_call, self._spread, 1, patient=True)
         else:
-            self._checks = Checks(self._judge, None, _MAX_CALLS, patient=self._action != "continue")
+            is_patient = self._action != "continue"
+            self._checks = Checks(self._judge, None, self._spread, _MAX_CALLS, patient=is_patient)
 
     def stopped(self) -> None:
         self._is_stopping = True
         self._settle(wait=True)
+        self._spread.close()
         self._sum_up()
         # not in place of an error that is on its way, nor at exit, where it would be lost
         is_free = sys.exc_info()[0] is None and threading.main_thread().is_alive()
@@ -222,15 +226,21 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
             if checked.is_fresh:
                 kind = "NaN" if math.isnan(given) else "Inf"
                 self._note(checked, _CAME_IN.replace("NaN", f"gradients with {kind}"), _FROM_BETWEEN)
+            else:
+                self._spread.carried(checked)
         elif (
             math.isnan(host) or (math.isnan(given) and checked.is_fresh) or (math.isnan(made) and math.isfinite(given))
         ):
             self._note(checked, _CAME_IN, _FROM_OUTSIDE)
+        else:
+            self._spread.carried(checked)
 
     def _note(self, checked: CheckedCall, what: str, remark: str) -> None:
         """NaN that no op made. After a fault it is what became of that."""
         if self._faults.first:
+            self._spread.carried(checked)
             return
+        self._spread.began(checked, what, spread.CAME_IN)
         if not self._came_in.first:
             self._show(checked, what, f": {remark}")
         self._came_in.add(finding(checked, what))
@@ -239,6 +249,7 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
         source = "gradients" if checked.gradients is not None else "inputs"
         source = "infinities" if math.isinf(checked.given) else f"finite {source}"
         what = f"made {'NaN' if math.isnan(checked.made) else 'Inf'} out of {source}"
+        self._spread.began(checked, what, spread.MADE)
         step = checked.call.step
         if step not in self._shown_in and len(self._shown_in) < _MAX_SHOWN:
             self._shown_in.add(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,10 @@ class TraceFile:
         if not self._tracks:
             labels = f"rank {process.this_rank()}, {process.this_host()}"
             self._note("process_labels", process_id, number, labels=labels)
+            # what makes the times of several processes, and of other files, comparable: µs
+            self._note(
+                "wall_clock", process_id, number, offset=f"{(time.time_ns() - time.perf_counter_ns()) / 1e3:.3f}"
+            )
         self._note("process_name", process_id, number, name=process_name)
         self._note("thread_name", process_id, number, name=name)
         track = self._tracks[key] = f'"pid":{process_id},"tid":{number}'
