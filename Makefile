@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # How many test processes: one per core.
 JOBS ?= auto
 
-.PHONY: help demo test test-all test-matrix lint bench bench-faults docs clean
+.PHONY: help demo test test-all test-matrix lint bench bench-faults browser docs clean
 help:
 	@echo "make demo      see it: a training run with one broken kernel, on the accelerator that is here or a simulated one"
 	@echo "make test      lint, then every test but the slow ones"
@@ -21,12 +21,16 @@ help:
 demo: $(INSTALLED)
 	$(RUN) -m ditorch demo
 
-test: lint
+test: lint browser
 	$(RUN) -m pytest -n $(JOBS)
 
-test-all: lint
+test-all: lint browser
 	$(RUN) -m pytest -n $(JOBS) -m ""
 	$(RUN) tests/matrix.py
+
+browser:
+	@command -v chromium chromium-browser google-chrome $(CHROMIUM) >/dev/null || \
+		echo "No Chromium here: the tests of the report are left out (apt-get install chromium, or set CHROMIUM)"
 
 test-matrix: $(INSTALLED)
 	$(RUN) tests/matrix.py

@@ -31,6 +31,10 @@ _COMMANDS = {
         "ditorch_cli.conformance:conformance",
         "Run PyTorch's own tests and ops on this accelerator; tables, causes, comparisons.",
     ),
+    "report": (
+        "ditorch_cli.report:command",
+        "Write one HTML file about a run: what is wrong, what is slow, and every op call.",
+    ),
     "monitor": ("ditorch_cli.monitor:command", "Watch the memory and utilisation of a process, or of a command."),
     "doctor": (
         "ditorch_cli.doctor:doctor",

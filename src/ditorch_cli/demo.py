@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,16 +101,17 @@ def _summary(console: Console, reference: Run, healthy: Run, broken: Run, inject
 
 
 def _name_the_op(console: Console, fault: str, device: str) -> None:
-    """One more step of the broken run, under OpAutoCompare."""
+    """Two more steps of the broken run, under OpAutoCompare; the report on them stays."""
     import ditorch
     import op_tools
     from ditorch.demo import train
     from ditorch.sim import faults
 
-    with tempfile.TemporaryDirectory() as folder, faults.inject(fault, device):
+    folder = _folder()
+    with faults.inject(fault, device):
         compare = op_tools.OpAutoCompare(verbose=0, out=folder)
         try:
-            with compare:
+            with compare, op_tools.OpTimeMeasure(verbose=0, out=folder):
                 list(train(device, 2))
         except Exception as error:  # noqa: BLE001 (whatever the kernel raised: there is nothing to compare then)
             console.print(f"OpAutoCompare: the step failed with {type(error).__name__}.", highlight=False)
@@ -125,6 +127,31 @@ def _name_the_op(console: Console, fault: str, device: str) -> None:
             console.print(text, highlight=False, soft_wrap=True, markup=False)
     if not compare.summary.ranked():
         console.print("nothing wrong was found.", highlight=False)
+    _report(console, folder)
+
+
+def _folder() -> Path:
+    """As those of `ditorch run`; somewhere else where nothing can be written here."""
+    when = time.strftime("%Y-%m-%d-%H-%M-%S")
+    folder = Path("ditorch_runs") / f"demo-{when}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="ditorch-demo-"))
+    return folder
+
+
+def _report(console: Console, folder: Path) -> None:
+    from ditorch_report import contents, page
+    from ditorch_report.errors import ReportError
+
+    try:
+        page.write(contents.of([folder]), folder / "report.html")
+    except ReportError as error:
+        console.print(f"\nNo report: {error}", highlight=False, soft_wrap=True, markup=False)
+        return
+    console.print("\nThe report on these two steps, for a browser:", highlight=False)
+    console.print(f"  {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _distance(reference: Run, other: Run) -> float:

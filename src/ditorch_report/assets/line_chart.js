@@ -1,0 +1,63 @@
+"use strict";
+// LineChart: figures over time, and histograms, drawn by uPlot.
+const LineChart = (() => {
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const palette = () => ["--forward", "--backward", "--collectives", "--good", "--bad", "--accent"].map(style);
+
+  const axis = (more = {}) => ({ stroke: style("--muted"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") }, ...more });
+
+  // lines: [{label, x: [], y: []}], each with its own x; x in seconds
+  function overTime({ lines, show, label, from = 0 }) {
+    const moments = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+    const columns = lines.map((line) => {
+      const known = new Map(line.x.map((moment, place) => [moment, line.y[place]]));
+      return moments.map((moment) => known.get(moment) ?? null);
+    });
+    const colours = palette();
+    const options = {
+      height: 220,
+      scales: { x: { time: false } },
+      axes: [axis({ values: (_, ticks) => ticks.map((tick) => Words.milliseconds(tick * 1000)) }), axis({ size: 70, values: (_, ticks) => ticks.map(show) })],
+      series: [
+        { label: t("time"), value: (_, value) => (value === null ? "–" : Words.milliseconds(value * 1000)) },
+        ...lines.map((line, place) => ({
+          label: line.label, stroke: colours[place % colours.length], width: 1.6, spanGaps: true,
+          points: { show: moments.length < 40 }, value: (_, value) => (value === null ? "–" : show(value)),
+        })),
+      ],
+    };
+    return mounted(options, [moments.map((moment) => moment - from), ...columns], label);
+  }
+
+  // two histograms over the same bins
+  function histogram({ edges, device, reference, label }) {
+    const middles = device.map((_, place) => (edges[place] + edges[place + 1]) / 2);
+    const bars = uPlot.paths.bars({ size: [0.9, 60] });
+    const stepped = uPlot.paths.stepped({ align: 1 });
+    const options = {
+      height: 200,
+      scales: { x: { time: false } },
+      axes: [axis({ values: (_, ticks) => ticks.map((tick) => Words.number(tick)) }), axis({ size: 60, values: (_, ticks) => ticks.map((tick) => Words.number(tick)) })],
+      series: [
+        { label: t("value"), value: (_, value) => Words.number(value) },
+        { label: t("reference"), fill: `${style("--muted")}44`, stroke: style("--muted"), paths: bars, points: { show: false } },
+        { label: t("device"), stroke: style("--bad"), width: 2, paths: stepped, points: { show: false } },
+      ],
+    };
+    return mounted(options, [middles, reference, device], label);
+  }
+
+  function mounted(options, data, label) {
+    const place = element("figure", { class: "chart", role: "img", "aria-label": label });
+    let chart = null;
+    new ResizeObserver(() => {
+      const width = place.clientWidth;
+      if (!width) return;
+      if (chart) chart.setSize({ width, height: options.height });
+      else chart = new uPlot({ ...options, width }, data, place);
+    }).observe(place);
+    return place;
+  }
+
+  return { overTime, histogram };
+})();

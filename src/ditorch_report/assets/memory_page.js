@@ -1,0 +1,57 @@
+"use strict";
+// Memory over time, and how busy host and device were, of every process.
+const MemoryPage = (() => {
+  const FIGURES = [
+    ["device_memory", "Device memory of tensors", (value) => Words.bytes(value)],
+    ["device_reserved", "Device memory that the allocator holds", (value) => Words.bytes(value)],
+    ["host_memory", "Host memory", (value) => Words.bytes(value)],
+    ["cpu", "CPU, per cent of a core", (value) => Words.number(value)],
+    ["device_busy", "Device busy, per cent", (value) => Words.number(value)],
+  ];
+
+  async function draw(run) {
+    const memory = await Store.part(run, "memory");
+    const title = element("h1", {}, t("Memory"));
+    if (!memory) return [title, Elements.missing(t("Memory was not sampled in this run."), "--monitor", run)];
+    const from = Math.min(...memory.map((one) => one.time[0]));
+    const charts = FIGURES.map(([name, text, show]) => {
+      const lines = lined(memory, name);
+      return lines.length ? Elements.section(t(text), LineChart.overTime({ lines, show, from, label: t(text) })) : null;
+    });
+    return [title, usageTable(run), charts];
+  }
+
+  function lined(memory, name) {
+    return memory.filter((one) => one[name].some((value) => value !== null))
+      .map((one) => ({ label: t("rank {0}", one.rank), x: one.time, y: one[name] }));
+  }
+
+  // the part of it that lies under a time line
+  function under(memory, from, seconds) {
+    const within = memory.map((one) => {
+      const places = one.time.map((_, place) => place).filter((place) => one.time[place] >= from - 2 && one.time[place] <= from + seconds + 2);
+      return { ...one, time: places.map((place) => one.time[place]), device_memory: places.map((place) => one.device_memory[place]) };
+    });
+    const lines = lined(within, "device_memory");
+    return lines.length ? LineChart.overTime({ lines, show: Words.bytes, from, label: t("Device memory of tensors") }) : null;
+  }
+
+  function usageTable(run) {
+    const rows = run.usage || [];
+    if (!rows.length) return null;
+    return Elements.section(t("The most that was used"), new Table.SortedTable({
+      label: t("The most that was used"), name: "use-", rows: Table.places(rows),
+      columns: [
+        { title: t("rank"), value: (place) => rows[place].rank, numeric: true },
+        { title: "pid", value: (place) => rows[place].pid, show: (place) => String(rows[place].pid), numeric: true, minor: true },
+        { title: t("host memory"), value: (place) => rows[place].host_memory_peak ?? 0, show: (place) => Words.bytes(rows[place].host_memory_peak), numeric: true },
+        { title: t("device memory"), value: (place) => rows[place].device_memory_peak ?? 0, show: (place) => Words.bytes(rows[place].device_memory_peak), numeric: true },
+        { title: t("allocator"), value: (place) => rows[place].device_memory_reserved_peak ?? 0, show: (place) => Words.bytes(rows[place].device_memory_reserved_peak), numeric: true, minor: true },
+        { title: "CPU", value: (place) => rows[place].cpu_percent, show: (place) => `${Words.number(rows[place].cpu_percent)} %`, numeric: true },
+        { title: t("took"), value: (place) => rows[place].seconds, show: (place) => Words.milliseconds(1000 * rows[place].seconds), numeric: true, minor: true },
+      ],
+    }).root);
+  }
+
+  return { draw, under };
+})();

@@ -1,0 +1,150 @@
+"use strict";
+// Table: a real table that sorts by its columns, and holds only the rows that can be seen, however many there are.
+//
+// A column is {title, value: place => number or text, show: place => text or element, numeric, minor, width}; `minor`
+// ones are left out on a phone. Rows are places in the caller's data.
+const Table = (() => {
+  const ROW_HEIGHT = 34;
+  const SPARE_ROWS = 12;
+  const FEW_ROWS = 30; // need no window of their own
+
+  class SortedTable {
+    constructor({ label, columns, rows, sort = "", open = null, name = "" }) {
+      Object.assign(this, { label, columns, open, name, source: rows });
+      this.sorted = Address.read().query.get(`${name}sort`) ?? sort;
+      this.selected = -1;
+      this.head = element("thead");
+      this.body = element("tbody");
+      this.table = element("table", { "aria-label": label }, this.head, this.body);
+      this.root = element("div", { class: "rows", tabindex: 0, role: "region", "aria-label": label }, this.table);
+      this.root.addEventListener("scroll", () => this.draw(), { passive: true });
+      this.root.addEventListener("keydown", (event) => this.key(event));
+      this.body.addEventListener("click", (event) => this.click(event));
+      this.drawHead();
+      this.update(rows);
+    }
+
+    update(rows) {
+      this.source = rows;
+      this.rows = this.order(rows);
+      this.table.setAttribute("aria-rowcount", this.rows.length + 1);
+      this.root.classList.toggle("tall", this.rows.length > FEW_ROWS);
+      this.first = this.last = -1;
+      this.root.scrollTop = 0;
+      this.selected = -1;
+      this.draw();
+    }
+
+    order(rows) {
+      const column = this.columns[Math.abs(Number(this.sorted)) - 1];
+      if (!this.sorted || !column) return rows;
+      const falling = this.sorted.startsWith("-") ? -1 : 1;
+      const keys = column.numeric ? Float64Array.from(rows, column.value) : ranks(Array.from(rows, column.value));
+      const order = Int32Array.from(rows, (_, number) => number);
+      order.sort((a, b) => falling * (keys[a] - keys[b]) || a - b);
+      return order.map((number) => rows[number]);
+    }
+
+    drawHead() {
+      const cells = this.columns.map((column, number) => {
+        const sorted = Math.abs(Number(this.sorted)) === number + 1;
+        const falling = this.sorted.startsWith("-");
+        const state = sorted ? (falling ? "descending" : "ascending") : "none";
+        const mark = sorted ? (falling ? " ↓" : " ↑") : "";
+        const button = element("button", { type: "button", onclick: () => this.sort(number) }, column.title + mark);
+        const cell = element("th", { scope: "col", "aria-sort": state, class: classes(column) }, button);
+        const width = column.width || (column.numeric ? "8em" : "");
+        if (width) cell.style.width = width;
+        return cell;
+      });
+      Elements.replace(this.head, element("tr", { "aria-rowindex": 1 }, cells));
+    }
+
+    sort(number) {
+      const column = this.columns[number];
+      const again = Math.abs(Number(this.sorted)) === number + 1;
+      const falling = again ? !this.sorted.startsWith("-") : Boolean(column.numeric);
+      this.sorted = `${falling ? "-" : ""}${number + 1}`;
+      Address.set(`${this.name}sort`, this.sorted);
+      this.drawHead();
+      this.update(this.source);
+      this.head.querySelectorAll("button")[number].focus();
+    }
+
+    draw() {
+      const few = this.rows.length <= FEW_ROWS;
+      const top = few ? 0 : Math.max(0, Math.floor(this.root.scrollTop / ROW_HEIGHT) - SPARE_ROWS);
+      const seen = few ? this.rows.length : Math.ceil((this.root.clientHeight || 600) / ROW_HEIGHT) + 2 * SPARE_ROWS;
+      const bottom = Math.min(this.rows.length, top + seen);
+      if (top === this.first && bottom === this.last) return;
+      this.first = top;
+      this.last = bottom;
+      const rows = [];
+      for (let number = top; number < bottom; number++) rows.push(this.row(number));
+      Elements.replace(this.body, this.space(top), rows, this.space(this.rows.length - bottom));
+    }
+
+    space(count) {
+      if (!count) return null;
+      const cell = element("td", { style: { height: `${count * ROW_HEIGHT}px` } });
+      return element("tr", { class: "space", "aria-hidden": "true" }, cell);
+    }
+
+    row(number) {
+      const place = this.rows[number];
+      const cells = this.columns.map((column, index) => {
+        const shown = column.show ? column.show(place) : column.value(place);
+        const tag = index === 0 ? "th" : "td";
+        return element(tag, { class: classes(column), scope: index === 0 ? "row" : null }, shown);
+      });
+      const chosen = number === this.selected;
+      return element(
+        "tr",
+        { "data-number": number, "aria-rowindex": number + 2, class: chosen ? "selected" : null, "aria-selected": chosen ? "true" : null },
+        cells,
+      );
+    }
+
+    click(event) {
+      const row = event.target.closest("tr[data-number]");
+      if (!row || !this.open || event.target.closest("a, button")) return;
+      if (!String(getSelection())) this.open(this.rows[Number(row.dataset.number)]);
+    }
+
+    key(event) {
+      const move = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: 15, PageUp: -15 }[event.key];
+      if (move && this.open) {
+        event.preventDefault();
+        this.select(Math.max(0, Math.min(this.rows.length - 1, this.selected + move)));
+      } else if (event.key === "Enter" && this.selected >= 0 && event.target === this.root) {
+        this.open(this.rows[this.selected]);
+      }
+    }
+
+    select(number) {
+      this.selected = number;
+      const top = number * ROW_HEIGHT;
+      if (top < this.root.scrollTop) this.root.scrollTop = top;
+      const visible = this.root.clientHeight - 2 * ROW_HEIGHT;
+      if (top > this.root.scrollTop + visible) this.root.scrollTop = top - visible;
+      this.first = -1;
+      this.draw();
+    }
+  }
+
+  // of texts: the place of each among the distinct ones, so that numbers are compared
+  function ranks(texts) {
+    const places = new Map([...new Set(texts)].sort().map((text, place) => [text, place]));
+    return Int32Array.from(texts, (text) => places.get(text));
+  }
+
+  function classes(column) {
+    const found = [column.numeric ? "number" : "", column.minor ? "minor" : "", column.class || ""].filter(Boolean);
+    return found.length ? found.join(" ") : null;
+  }
+
+  // a plain array as rows
+  const places = (list) => Int32Array.from(list, (_, place) => place);
+
+  return { SortedTable, places };
+})();
