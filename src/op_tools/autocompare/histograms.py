@@ -1,7 +1,7 @@
 """Histograms of what the device gave beside what the reference has, of calls that are saved because they are wrong.
 
-They stand beside the device's tensors as histograms-output.json or histograms-grad_inputs.json: `ditorch report` draws them
-without loading a tensor.
+They stand beside the device's tensors as histograms-output.json or histograms-grad_inputs.json: `ditorch report` draws
+them without loading a tensor.
 """
 
 from __future__ import annotations
