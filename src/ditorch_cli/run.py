@@ -53,9 +53,9 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise click.UsageError("Python was started with -I, -E or -S, and `ditorch run` cannot work under these.")
     command = [*_interpreter(is_module, program), *(["-m"] if is_module else []), program, *arguments]
-    environment = {**os.environ, **run_variables(), **variables(tools)}
+    environment = {**os.environ, **run_variables(), "PATH": _search_path(), **variables(tools)}
     if not environment.get("OP_TOOLS", "").strip():
-        executable = shutil.which(command[0]) or command[0]
+        executable = shutil.which(command[0], path=environment["PATH"]) or command[0]
         os.execve(executable, command, environment)  # noqa: S606 - what the user asked to run
     else:
         from ditorch_cli.supervisor import supervise
@@ -71,7 +71,7 @@ def _interpreter(is_module: bool, program: str) -> list[str]:
     python = [sys.executable, *_interpreter_options()]
     if is_module or Path(program).exists() or os.sep in program:
         return [] if not is_module and _is_machine_code(program) else python
-    found = shutil.which(program)
+    found = shutil.which(program, path=_search_path())
     if found is None:
         return python  # which says that there is no such file
     return []
@@ -97,6 +97,13 @@ def run_variables() -> dict[str, str]:
     before = os.environ.get("PYTHONPATH", "")
     others = [folder for folder in before.split(os.pathsep) if folder != _AUTOLOAD] if before else []
     return {"DITORCH_RUN": "1", "PYTHONPATH": os.pathsep.join([_AUTOLOAD, *others])}
+
+
+def _search_path() -> str:
+    """Where commands are found: this Python's own last, for torchrun in an environment that is not activated."""
+    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if folder]
+    own = os.path.dirname(sys.executable)
+    return os.pathsep.join(folders if own in folders else [*folders, own])
 
 
 def _new_folder(program: str) -> str:

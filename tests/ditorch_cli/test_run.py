@@ -261,6 +261,12 @@ class TestChildren:
         assert sorted(done.stdout.splitlines()) == ["rank 0 ['--steps', '3'] 3.0", "rank 1 ['--steps', '3'] 3.0"]
         assert len(set(announced(done.stderr))) == len(announced(done.stderr)) == 2
 
+    def test_torchrun_of_an_environment_that_is_not_activated_is_found(self, ditorch_command):
+        """Users call .venv/bin/ditorch by its path, and torchrun stands beside it."""
+        done = ditorch_command("run", "torchrun", "--help", PATH="/nowhere")
+        assert done.returncode == 0, done.stderr
+        assert "usage: torchrun" in done.stdout
+
 
 class TestTheHook:
     """The file that Python runs when a child starts, on its own."""

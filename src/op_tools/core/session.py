@@ -19,7 +19,7 @@ from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
 from op_tools.core.watcher import AnyWatcher
 from op_tools.ops.catalogue import NO_OPS
-from op_tools.ops.names import op_name
+from op_tools.ops import names
 from op_tools.output import messages, tables
 from op_tools.values import tensors
 
@@ -38,6 +38,7 @@ def this_threads_session() -> Session:
 
 def make_ready(tool: AnyWatcher) -> None:
     """Chooses the ways of what tools need at every call: with the C++ helper, or without."""
+    names.make_ready()
     if tool.watches_gradients:
         helper = native.library()
         for module in (gradients, tensors, tables, where):
@@ -135,7 +136,7 @@ class Session:
             _soon(self._catch_up)
         if len(self.plans) > MAX_PLANS:
             self.plans.clear()
-        name = name or op_name(func)
+        name = name or names.op_name(func)
         plan = None if NO_OPS.fullmatch(name) else Plan(func, name, self._awake(), inside_mode)
         self.plans[func] = plan
         return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from functools import lru_cache
 from types import BuiltinFunctionType
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import resolve_name
 
+# torch wraps it in a filter of warnings: each change of filters has Python show again what it has shown once
+_resolve_name = inspect.unwrap(resolve_name)
 _HOMES = re.compile(r"torch\.(?:Tensor|nn\.functional|functional|_C\._nn|_VF)\.|torch\.(?:ops\.)?|(?=aten\.)")
 _IN_PLACE_OPERATOR = re.compile(r"__i(?!nvert|nt|ndex|ter)(\w+)__")
 
@@ -23,7 +26,7 @@ class OpName(NamedTuple):
 
 def op_name(func: Any) -> str:
     """The full name of an op: what torch.overrides.resolve_name says, or module and name of any other function."""
-    name = resolve_name(func)
+    name = _resolve_name(func)
     if name is not None:
         return _own_name(func, str(name))
     module = getattr(func, "__module__", None) or ""
@@ -38,6 +41,11 @@ def _own_name(func: Any, name: str) -> str:
     home, _, last = name.rpartition(".")
     is_other = home == "torch" and own != last and isinstance(func, BuiltinFunctionType) and hasattr(torch, own)
     return f"{home}.{own}" if is_other else name
+
+
+def make_ready() -> None:
+    """The first name takes torch's own list of functions, which it makes with a filter of warnings."""
+    op_name(torch.add)
 
 
 @lru_cache(maxsize=10_000)

@@ -6,6 +6,7 @@ import inspect
 import pydoc
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -691,3 +692,16 @@ def test_what_a_tool_computes_at_start_stop_and_step_is_not_seen_by_others(devic
     with Recorder() as recorder, Computing():
         op_tools.step()
     assert recorder.names == []
+
+
+@pytest.mark.parametrize("tool", ["OpAutoCompare", "OpCapture", "OpOverflowCheck", "OpTimeMeasure"])
+def test_a_users_warning_is_shown_once_as_without_a_tool(tool, device):
+    """torch looks names of ops up under a filter of warnings, and each change of those has Python show all again."""
+    x = torch.ones(3, device=device, requires_grad=True)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        with getattr(op_tools, tool)(verbose=0):
+            for function in (torch.exp, torch.sin, torch.cos, torch.tanh):
+                warnings.warn("the user's own", stacklevel=1)
+                function(x).sum().backward()
+    assert [str(one.message) for one in shown if one.filename == __file__] == ["the user's own"]
