@@ -5,7 +5,10 @@ conftest.py checks after each test that nothing was left behind: no mode, no pat
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
+import cProfile
 import os
 import pickle
 import re
@@ -51,6 +54,7 @@ WRONG_ARGUMENTS = [
     ({"ops": "torch.add,(sub"}, "'(sub' is neither a name nor a regular expression"),
     ({"skip": [None]}, "None is no op: give its full name"),
     ({"out": 5}, "out=5 cannot be used: it must be the path of a folder"),
+    ({"out": "a\0b"}, "out='a\\x00b' cannot be used: it must be the path of a folder"),
     ({"steps": "all"}, "steps='all' cannot be used: it must be numbers and ranges, such as 0,10-12 or 100-"),
     ({"steps": "5-2"}, "the range 5-2 runs backwards"),
     ({"steps": 5}, "steps=5 cannot be used: give numbers and ranges such as '0,10-12', a range, or a set of numbers"),
@@ -422,6 +426,22 @@ def test_a_copy_of_a_tool(device, capsys, copied):
 
 
 @pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda tool: pickle.loads(pickle.dumps(tool))])
+def test_a_copy_of_a_tool_that_runs_or_has_run(tool, copied, device):
+    """Its files, threads and locks are not the copy's: that one has the arguments, and begins anew."""
+    x = torch.ones(3, device=device)
+    with getattr(op_tools, tool)(ops="torch.Tensor.mul", verbose=0) as made:
+        x * 2
+        other = copied(made)
+        assert (list(other.results), other.results.calls) == ([], 0)
+    assert (list(copied(made).results), copied(made).results.calls) == ([], 0)
+    with other:
+        x * 2
+        x + 2
+    assert other.results.calls == made.results.calls
+
+
+@pytest.mark.parametrize("tool", TOOLS)
 def test_results_before_the_start(tool):
     results = getattr(op_tools, tool)().results
     assert (list(results), results.calls) == ([], 0)
@@ -480,6 +500,123 @@ def test_an_error_inside_the_with_block(device, error):
 
     with pytest.raises(error), op_tools.OpTimeMeasure(verbose=0), op_tools.OpCapture(verbose=0):
         fail()
+
+
+def start_and_stop_by_signals(tool, work, times):
+    """The handler starts and stops the tool in turn, as one does to look into a run that goes on."""
+    count = 0
+
+    def toggle(number, frame):
+        nonlocal count
+        count += 1
+        tool.start() if count % 2 else tool.stop()
+
+    before = signal.signal(signal.SIGUSR1, toggle)
+    is_over = threading.Event()
+
+    def send():
+        for _ in range(times):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            is_over.wait(0.01)
+        is_over.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        while not is_over.is_set():
+            work()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    tool.stop()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("tool", "arguments"), [*((tool, {}) for tool in TOOLS), ("OpCapture", {"mode": "statistics"})], ids=str
+)
+def test_a_tool_started_and_stopped_in_a_signal_handler(tool, arguments, device):
+    """The handler comes in the middle of the tools' own work, in the thread that holds their locks."""
+    x = torch.ones(3, device=device, requires_grad=True)
+    start_and_stop_by_signals(
+        getattr(op_tools, tool)(verbose=0, **arguments), lambda: (x * 2).exp().mean().backward(), 60
+    )
+    x * 2
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_tool_stopped_in_a_signal_handler_is_stopped_when_it_returns(device):
+    """In the program's own code nothing is put off."""
+    tool = op_tools.OpTimeMeasure(verbose=0).start()
+    torch.ones(3, device=device) * 2
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: tool.stop())
+    signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+    assert torch._C._len_torch_function_stack() == 0
+    assert tool.results.calls == 2
+
+
+def test_a_tool_stopped_elsewhere_while_a_profiler_is_on(device):
+    """Python has one hook for profilers: what needs it is done once it is free."""
+    x = torch.ones(3, device=device)
+    tool = op_tools.OpObserve(verbose=0).start()
+    x * 2
+    profile = cProfile.Profile()
+    profile.enable()
+    in_thread(tool.stop)
+    x * 2
+    profile.disable()
+    x * 2
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_an_op_at_the_limit_of_recursion(device, capsys):
+    """To ask the device whether it has failed takes a few frames more: that is no failure of the device."""
+    x = torch.ones(3, device=device)
+
+    def descend():
+        try:
+            return descend()
+        except RecursionError:
+            return x * 2
+
+    with op_tools.OpAutoCompare(verbose=0), op_tools.OpCapture(verbose=0):
+        with contextlib.suppress(RecursionError):
+            descend()
+        x * 2
+    assert "the device has failed" not in capsys.readouterr().err
+    with op_tools.OpAutoCompare(verbose=0) as tool:
+        x * 2
+    assert tool.results.calls == 1
+
+
+def test_tools_in_tasks_of_asyncio(device):
+    x = torch.ones(3, device=device)
+
+    async def work():
+        with op_tools.OpObserve(ops="torch.Tensor.mul", verbose=0):
+            for _ in range(3):
+                x * 2
+                await asyncio.sleep(0)
+
+    async def everything():
+        await asyncio.gather(work(), work(), work())
+
+    asyncio.run(everything())
+    assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_generator_that_is_never_resumed(device, where):
+    def watched():
+        with op_tools.OpObserve(verbose=0):
+            yield torch.ones(3, device=device) * 2
+
+    kept = [watched()]
+    next(kept[0])
+    kept.clear() if where == "here" else in_thread(kept.clear)
+    torch.ones(3, device=device) * 2
+    assert torch._C._len_torch_function_stack() == 0
 
 
 # ---- folders, steps and ranks ----------------------------------------------------------------------------------------
@@ -549,6 +686,55 @@ def test_statistics_that_are_not_there(folder, said):
         list(op_tools.read_statistics(folder))
 
 
+def test_the_name_of_an_op_that_has_another_one(device, capsys):
+    """torch.conv2d is torch.nn.functional.conv2d where a module calls it."""
+    with op_tools.OpFallback(ops="torch.conv2d") as tool:
+        nn.Conv2d(1, 1, 1).to(device)(torch.ones(1, 1, 2, 2, device=device))
+    assert (
+        "op_tools: OpFallback: no op that was called matches torch.conv2d (torch.nn.functional.conv2d was called) in "
+        "its list (OP_FALLBACK_LIST)" in capsys.readouterr().err
+    )
+    (row,) = tool.results.not_looked_at
+    assert row["reason"] == "no op that was called matches it (torch.nn.functional.conv2d was called)"
+
+
+def test_a_name_that_no_file_system_takes(device, capsys, tmp_path, monkeypatch):
+    names = ["f" + "x" * 400 + "a", "f" + "x" * 400 + "b"]
+    (tmp_path / "long_names.py").write_text("".join(f"def {name}(x): return x * 2\n" for name in names))
+    monkeypatch.syspath_prepend(tmp_path)
+    import long_names
+
+    features = [op_tools.apply_feature(f"long_names.{name}", "op_capture") for name in names]
+    for name in names:
+        getattr(long_names, name)(torch.ones(3, device=device))
+    for feature in features:
+        feature.remove()
+    assert "cannot write" not in capsys.readouterr().err
+    saved = {torch.load(path, weights_only=True)["name"] for path in Path().glob("op_tools_results/**/output.pth")}
+    assert saved == {f"long_names.{name}" for name in names}
+
+
+def test_a_limit_on_the_size_of_files(device):
+    """As a quota has it: what was written is whole, and training goes on."""
+    program = """
+        import resource, torch
+        from ditorch import sim
+        sim.start()
+        import op_tools
+        x = torch.ones(64, 64, device="sim")
+        with op_tools.OpCapture(), op_tools.OpTimeMeasure(verbose=0):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            for _ in range(30):
+                x * 2
+        print("trained")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    assert "OpCapture cannot write" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_steps_and_ranks_that_never_come(device, capsys):
     with op_tools.OpObserve(steps="10-12"), op_tools.OpTimeMeasure(ranks="5"):
         torch.ones(3, device=device) * 2
@@ -570,6 +756,44 @@ PROGRAM = """
     x * 2
     {end}
 """
+
+
+def test_a_tool_started_by_a_function_for_the_programs_end():
+    """One that comes after ours: nobody will stop the tool."""
+    program = """
+        import atexit
+        def late():
+            op_tools.OpTimeMeasure().start()
+            x * 2
+        atexit.register(late)
+        import torch
+        from ditorch import sim
+        sim.start()
+        import op_tools
+        x = torch.ones(3, device="sim")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "op_tools: OpTimeMeasure was started after the program's end: only stop() writes what it" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["sys.stdout.close()", "os.close(1)", "sys.stdout = None", "sys.stderr = None"])
+def test_a_program_without_output(closed):
+    program = f"""
+        import os, sys, torch
+        from ditorch import sim
+        sim.start()
+        import op_tools
+        {closed}
+        with op_tools.OpTimeMeasure(), op_tools.OpCapture(out="/proc/nope"):
+            torch.ones(3, device="sim") * 2
+        open("trained", "w").close()
+        os._exit(0)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert Path("trained").exists()
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

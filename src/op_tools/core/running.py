@@ -30,6 +30,7 @@ _optimizer_steps: OptimizerSteps | None = None
 _step_listeners: list[Callable[[int], None]] = []
 _end_listeners: list[Callable[[], None]] = []
 _lock = threading.RLock()
+_has_ended = False  # the program is at its end
 
 
 def tell(when_step_begins: Callable[[int], None], when_all_has_stopped: Callable[[], None]) -> None:
@@ -55,6 +56,9 @@ def add(tool: AnyWatcher, watched: Watched) -> None:
         watched.add(tool)
         _running.append((tool, watched))
         _attend()
+        if _has_ended:  # by a function for the program's end that comes after ours
+            name = type(tool).__name__
+            messages.complain(f"{name} was started after the program's end: only stop() writes what it finds")
 
 
 def remove(tool: AnyWatcher, watched: Watched) -> None:
@@ -136,6 +140,8 @@ def _abandon_everything() -> None:
 
 
 def _at_exit() -> None:
+    global _has_ended
+    _has_ended = True
     stop_everything()
     termination.wait()
 

@@ -6,7 +6,6 @@ that torch does not dispatch are wrapped (third_party.py). An op that no tool wa
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import Any, Callable
 
@@ -14,12 +13,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, dynamo, gradients, graphs, quiet, termination, where
+from op_tools.core import autograd_functions, dynamo, gradients, graphs, interruption, quiet, termination, where
 from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
 from op_tools.core.watcher import AnyWatcher
-from op_tools.ops.catalogue import NO_OPS
 from op_tools.ops import names
+from op_tools.ops.catalogue import NO_OPS
 from op_tools.output import messages, tables
 from op_tools.values import tensors
 
@@ -84,7 +83,7 @@ class Session:
         self._is_stale = self._thread.is_alive() and (not is_own or self._is_mode_in_use())
         if self._is_stale:  # the next op in this session's thread sees to it, or the end of the one that is running
             if is_own:
-                _soon(self._catch_up)
+                interruption.soon(self._catch_up)
             return
         awake = bool(self._awake())
         if awake is (self._mode is None):
@@ -132,8 +131,8 @@ class Session:
 
     def decide(self, func: Any, name: str | None = None, inside_mode: bool = False) -> Plan | None:
         """What to do about calls of `func`: None is nothing. `inside_mode`: ops that it calls are seen, too."""
-        if self._is_stale and self._is_this_threads():
-            _soon(self._catch_up)
+        if self._is_stale and self._is_this_threads() and not interruption.soon(self._catch_up) and not self._awake():
+            return None  # a profiler is in the way: the next call tries again
         if len(self.plans) > MAX_PLANS:
             self.plans.clear()
         name = name or names.op_name(func)
@@ -213,13 +212,3 @@ def _put_on(modes: list[Any]) -> None:
 
 def _stack() -> list[Any]:
     return [torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack())]
-
-
-def _soon(finish: Callable[[], bool]) -> None:
-    """Calls `finish` in this thread until it returns True, beginning before the next line of the program is run.
-
-    Torch puts a mode back on the stack when it has seen an op, without a notice. Python's hook for profilers, set for
-    that moment, does; where a profiler uses it, this is left for later.
-    """
-    if sys.getprofile() is None:
-        sys.setprofile(lambda frame, event, argument: sys.setprofile(None) if finish() else None)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Callable, ClassVar, TypeVar, Union, cast
 
 from op_tools import settings
-from op_tools.core import running, spelling
+from op_tools.core import interruption, running, spelling
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.running import Watched
 from op_tools.core.session import this_threads_session
@@ -44,6 +44,7 @@ class Tool(Watcher[State, Kept]):
     """
 
     feature: ClassVar[str]  # its name in apply_feature
+    _given: dict[str, Any]  # the arguments it was made with
 
     def __init_subclass__(cls) -> None:
         if "feature" in cls.__dict__:
@@ -63,7 +64,13 @@ class Tool(Watcher[State, Kept]):
                 f"{name} does not take these arguments: {error}; {hint} help({name}) lists them, and as a decorator it "
                 f"is @{name}(), with brackets"
             ) from None
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made._given = arguments
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, also of one that is running, is a tool with the same arguments that has not been started."""
+        return functools.partial(type(self), **self._given), ()
 
     def __init__(
         self,
@@ -84,11 +91,19 @@ class Tool(Watcher[State, Kept]):
 
     def start(self: Self) -> Self:
         """Begins to watch this thread. Variables are read now; one that cannot be understood is an error now."""
-        self.join(this_threads_session())
+        if not interruption.put_off(self._start):
+            self._start()
         return self
+
+    def _start(self) -> None:
+        self.join(this_threads_session())
 
     def stop(self) -> None:
         """Ends watching, writes out what is left and shows the summary."""
+        if not interruption.put_off(self._stop):
+            self._stop()
+
+    def _stop(self) -> None:
         if self._joined is None:
             return
         joined, self._joined, self.active = self._joined, None, False
@@ -179,7 +194,7 @@ class Tool(Watcher[State, Kept]):
         ops, skip, out, steps, ranks, verbose = self._arguments
         if verbose is not None and verbose not in (0, 1, 2):
             raise SettingError(f"verbose={verbose!r} cannot be used: it must be 0, 1 or 2")
-        if out is not None and not isinstance(out, (str, os.PathLike)):
+        if out is not None and (not isinstance(out, (str, os.PathLike)) or "\0" in os.fspath(out)):
             raise SettingError(f"out={out!r} cannot be used: it must be the path of a folder")
         if self.condition is not None and not callable(self.condition):
             raise SettingError(
@@ -204,7 +219,13 @@ class Tool(Watcher[State, Kept]):
         """What was asked for and never came, for `results`."""
         if not self.was_awake:
             return [(f"steps {self.steps!r}", 0, f"none of them came; {STEPS.described()}")]
-        return [(entry, 0, "no op that was called matches it") for entry in self.selection.unmatched()]
+        return [
+            (entry, 0, f"no op that was called matches it{self._hint(entry)}") for entry in self.selection.unmatched()
+        ]
+
+    def _hint(self, entry: str) -> str:
+        meant = self.selection.meant_instead(entry)
+        return f" ({meant} was called)" if meant else ""
 
     def _say_what_never_matched(self) -> None:
         name = type(self).__name__
@@ -214,7 +235,8 @@ class Tool(Watcher[State, Kept]):
             messages.complain(f"{name} looked at nothing: no step of {steps} came; {STEPS.described()}")
         elif unmatched:
             more = f" and {len(unmatched) - MAX_NAMED} more" if len(unmatched) > MAX_NAMED else ""
-            text = f"{name}: no op that was called matches {', '.join(unmatched[:MAX_NAMED])}{more}"
+            named = ", ".join(f"{entry}{self._hint(entry)}" for entry in unmatched[:MAX_NAMED])
+            text = f"{name}: no op that was called matches {named}{more}"
             hint = "full names look like torch.Tensor.add or torch.nn.functional.linear"
             is_feature = not self.names_skipped_ops
             messages.complain(text if is_feature else f"{text} in its list ({self.prefix}_LIST); {hint}")

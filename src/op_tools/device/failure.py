@@ -23,6 +23,7 @@ from op_tools.output import messages
 
 _lock = threading.RLock()
 _is_known = False
+_OF_THE_HOST = (NotImplementedError, RecursionError, OUT_OF_MEMORY)  # errors that say nothing about the device
 
 
 def is_known() -> bool:
@@ -38,7 +39,7 @@ def is_noticed(error: BaseException | None, asked: Asked | None = None) -> bool:
     global _is_known
     if _is_known:
         return True
-    if not isinstance(error, RuntimeError) or isinstance(error, (NotImplementedError, OUT_OF_MEMORY)):
+    if not isinstance(error, RuntimeError) or isinstance(error, _OF_THE_HOST):
         return False
     with _lock:
         if not _is_known and _has_failed(wait=True) is not None:
@@ -77,6 +78,8 @@ def _has_failed(wait: bool) -> BaseException | None:
                 queue.give_back(event)
         if wait and hasattr(torch, "accelerator") and torch.accelerator.is_available():
             torch.accelerator.synchronize()
+    except RecursionError:  # ours, to ask takes a few frames more than the program had left
+        return None
     except Exception as error:  # noqa: BLE001  each vendor has errors of its own
         return error
     return None

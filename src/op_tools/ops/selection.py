@@ -9,10 +9,12 @@ from typing import Any, Callable, Union
 
 from op_tools.errors import SettingError
 from op_tools.ops.lookup import reason_for_no_op
-from op_tools.ops.names import op_name
+from op_tools.ops.names import normalized, op_name
 from op_tools.output import messages
 
 Ops = Union[str, Callable[..., Any], Iterable[Union[str, Callable[..., Any]]]]
+
+MAX_OTHERS = 10_000
 
 
 class Selection:
@@ -53,6 +55,12 @@ class Selection:
         """Entries of the list that no op had until now: misspelt, or never called."""
         return [] if self._only is None else self._only.unmatched()
 
+    def meant_instead(self, entry: str) -> str:
+        """The op that was called and is the entry's by another name: torch.conv2d is torch.nn.functional.conv2d."""
+        base = normalized(entry).base
+        called = [] if self._only is None else sorted(self._only.others)
+        return next((name for name in called if normalized(name).base == base), "")
+
     def doubts(self) -> list[str]:
         """What is wrong with the lists by the looks of them, before any op was called."""
         if self._only is not None and not self._only.unmatched():
@@ -68,6 +76,7 @@ class _Names:
     def __init__(self, entries: list[str], source: str) -> None:
         self._patterns: dict[str, re.Pattern[str]] = {}
         self._matched: set[str] = set()
+        self.others: set[str] = set()  # what was asked for, and is not meant
         for entry in entries:
             try:
                 self._patterns[entry] = re.compile(entry)
@@ -80,6 +89,8 @@ class _Names:
     def __contains__(self, name: str) -> bool:
         matching = [entry for entry, pattern in self._patterns.items() if entry == name or pattern.fullmatch(name)]
         self._matched.update(matching)
+        if not matching and len(self.others) < MAX_OTHERS:
+            self.others.add(name)
         return bool(matching)
 
     def holds(self, name: str) -> bool:

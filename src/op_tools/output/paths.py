@@ -10,10 +10,12 @@ import itertools
 import os
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
 
+MAX_NAME_BYTES = 200  # systems take 255
 REPLAYED = "op_replay_results"  # the folder of what replay writes, which it must not replay
 
 
@@ -131,4 +133,8 @@ def _names(path: Path) -> Iterator[Path]:
 
 
 def _as_file_name(op: str) -> str:
-    return op.replace(os.sep, "_")
+    name = op.replace(os.sep, "_").replace("\0", "_")
+    if len(os.fsencode(name)) <= MAX_NAME_BYTES:
+        return name
+    kept = os.fsencode(name)[: MAX_NAME_BYTES - 9].decode("utf-8", "ignore")
+    return f"{kept}-{zlib.crc32(os.fsencode(name)):08x}"  # two long names stay two
