@@ -27,6 +27,7 @@ struct Index { unsigned x; };
 static thread_local Index threadIdx;
 static Index blockIdx;
 static pthread_barrier_t barrier;
+static void sincospi(double x, double* s, double* c) { *s = std::sin(M_PI * x); *c = std::cos(M_PI * x); }
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
 static void __threadfence() {}
 static unsigned atomicAdd(unsigned* place, unsigned value) { unsigned before = *place; *place += value; return before; }

@@ -18,7 +18,6 @@ from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.tool import AnyTool
 from op_tools.device import digest, digests, failure, staging
-from op_tools.device.digest import Weights
 from op_tools.device.queues import stream_number
 from op_tools.device.staging import Kind, Stage, staged_as
 from op_tools.device.tensor_groups import grouped
@@ -64,7 +63,6 @@ class Statistics:
         self._tells = tool.verbose == 2
         self._sees_cpu = tool.sees_cpu
         self._writer = Writer("OpCapture", is_excused=failure.is_noticed)
-        self._weights = Weights()
         self._lock = threading.Lock()
         self._note = noter()
         self._stages: dict[tuple[Kind, int], Stage] = {}  # and by stream
@@ -165,7 +163,7 @@ class Statistics:
             key = (group.device, stream_number(group.device))
             stage = self._fused_stages.get(key)
             if stage is None:
-                stage = digests.DigestStage(group.device, self._writer, self._weights, self._write)
+                stage = digests.DigestStage(group.device, self._writer, self._write)
                 self._fused_stages[key] = stage
             stage.add(tensors, group, label, addresses)
         for staged in site.staged:
@@ -179,9 +177,9 @@ class Statistics:
         stage = self._stages.get(key)
         if stage is None:
             try:
-                stage = Stage(kind, self._writer, self._weights, self._write)
+                stage = Stage(kind, self._writer, self._write)
             except (TypeError, NotImplementedError, RuntimeError):  # a device without double precision
-                stage = Stage((torch.device("cpu"), *kind[1:]), self._writer, self._weights, self._write)
+                stage = Stage((torch.device("cpu"), kind[1]), self._writer, self._write)
             self._stages[key] = stage
         return stage
 

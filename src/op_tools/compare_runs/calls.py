@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# numel, NaN, infinities, checksum, min, max, mean, std, norm, then the sketch
+# numel, NaN, infinities, checksum, min, max, mean, std, norm, then the sketch, relative to the norm
 Numbers = tuple[Any, ...]
 NUMEL, NAN, INF, CHECKSUM, MIN, MAX, MEAN, STD, NORM = range(9)
 SKETCH = slice(9, None)
@@ -15,7 +15,7 @@ _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 class Kind:
     """What is the same for a tensor at each call of one place in the program."""
 
-    __slots__ = ("dtype", "group", "name", "part", "place", "requires_grad", "shape")
+    __slots__ = ("dtype", "group", "name", "part", "place", "real_shape", "requires_grad", "shape")
 
     def __init__(self, described: dict[str, Any]) -> None:
         self.part = str(described["part"])
@@ -24,6 +24,7 @@ class Kind:
         self.requires_grad = bool(described.get("requires_grad", False))
         self.shape = tuple(int(size) for size in described["shape"])
         self.dtype = str(described["dtype"])
+        self.real_shape = (*self.shape, 2) if self.dtype.startswith("complex") else self.shape
         # of ops on lists: the number in the list, by which results belong to arguments
         found = re.search(r"\[(\d+)\]$", place)
         self.group = int(found[1]) if found else -1
@@ -68,7 +69,7 @@ class Backward:
 class Call:
     """One call of one op. `order` is that of its results, or of its arguments where there are none."""
 
-    __slots__ = ("backwards", "id", "inputs", "order", "outputs", "site", "step")
+    __slots__ = ("backwards", "id", "inputs", "order", "outputs", "parts", "site", "step")
 
     def __init__(self, site: Site, id: int, step: int) -> None:
         self.site = site
@@ -78,6 +79,7 @@ class Call:
         self.inputs: dict[str, Seen] = {}
         self.outputs: dict[str, Seen] = {}
         self.backwards: list[Backward] = []
+        self.parts: list[Call] = []  # of all ranks, where these are compared with one process
 
     def add(self, seen: Seen, order: int) -> None:
         """One tensor of the call."""

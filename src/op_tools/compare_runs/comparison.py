@@ -12,6 +12,7 @@ from op_tools.compare_runs.alignment import aligned
 from op_tools.compare_runs.calls import CHECKSUM, Backward, Call
 from op_tools.compare_runs.distance import UNITS, distance, same_bits
 from op_tools.compare_runs.findings import Before, Findings, ModuleRow, Place
+from op_tools.compare_runs.joining import Table, all_ranks, joined
 from op_tools.compare_runs.judging import LIMIT, Event, Judge
 from op_tools.compare_runs.reading import Run, Stream
 from op_tools.errors import CaptureError
@@ -36,13 +37,22 @@ class _Task(NamedTuple):
     healthy: Call | None
 
 
-def compare(a: Run, b: Run, healthy: Run | None = None, limit: float = LIMIT, told: Told | None = None) -> Findings:
-    """`healthy`: a second run of the good side, with its weights moved by a rounding error, or on a healthy device."""
+def compare(
+    a: Run, b: Run, healthy: Run | None = None, limit: float = LIMIT, told: Told | None = None, shards: Table = ()
+) -> Findings:
+    """`healthy`: a second run of the good side, with its weights moved by a rounding error, or on a healthy device.
+
+    `shards`: how tensors of modules are cut, where shapes do not tell (joining.py).
+    """
     findings = Findings(str(a.path), str(b.path), before.differences(a, b))
     with_sketch = a.sketch == b.sketch and len(a.sketch) == 1
     if not with_sketch:
         findings.not_comparable.append("the sketches are of different versions: noise and permutations are not seen")
     judge = Judge(a.tf32 | b.tf32, with_sketch, limit)
+    if with_sketch and len(a.ranks) != len(b.ranks) and 1 in (len(a.ranks), len(b.ranks)):
+        _Stream(findings, judge, (0, 0), told, shards).compare(a, b, healthy)
+        findings.ranks = sorted({*a.ranks, *b.ranks})
+        return findings
     for stream in sorted({*a.streams, *b.streams}):
         if stream not in a.streams or stream not in b.streams:
             where = a.path if stream in a.streams else b.path
@@ -57,11 +67,14 @@ def compare(a: Run, b: Run, healthy: Run | None = None, limit: float = LIMIT, to
 class _Stream:
     """One process of each run."""
 
-    def __init__(self, findings: Findings, judge: Judge, stream: Stream, told: Told | None) -> None:
+    def __init__(
+        self, findings: Findings, judge: Judge, stream: Stream, told: Told | None, shards: Table | None = None
+    ) -> None:
         self._found = findings
         self._judge = judge
         self._stream, self._rank = stream, stream[0]
         self._told = told
+        self._shards = shards  # of runs with another number of ranks
         self._modules = {row.module: row for row in findings.modules}
         self._worst: list[tuple[float, int, Place]] = [
             (place.distance, -n, place) for n, place in enumerate(findings.worst)
@@ -88,20 +101,30 @@ class _Stream:
 
     def _steps(self, a: Run, b: Run) -> Iterator[tuple[int, list[Call], list[Call]]]:
         """Steps that both have."""
-        other = _Follower(b.steps(self._stream))
-        for step, calls in a.steps(self._stream):
+        other = _Follower(self._steps_of(b))
+        for step, calls in self._steps_of(a):
             counterparts = other.at(step)
             if counterparts is None:
                 self._found.not_comparable.append(f"rank {self._rank}: step {step} is only in {a.path}")
             else:
                 yield step, calls, counterparts
 
+    def _steps_of(self, run: Run) -> Iterator[tuple[int, list[Call]]]:
+        if self._shards is None:
+            return run.steps(self._stream)
+        ranks = [run.steps((rank, 0)) for rank in run.ranks]
+        return ranks[0] if len(ranks) == 1 else all_ranks(ranks)
+
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def _step(self, a: list[Call], b: list[Call], healthy: list[Call] | None) -> None:
         pairs = aligned([call.site.key for call in a], [call.site.key for call in b])
-        self._judge.begin_step((a[i], b[j]) for i, j in pairs)
         self._count_unpaired(a, b, pairs)
+        for i, j in pairs:
+            if a[i].parts or b[j].parts:
+                a[i] = joined(b[j], a[i], self._shards or ()) if a[i].parts else a[i]
+                b[j] = joined(a[i], b[j], self._shards or ()) if b[j].parts else b[j]
+        self._judge.begin_step((a[i], b[j]) for i, j in pairs)
         third = {}
         if healthy is not None:
             third = {i: healthy[k] for i, k in aligned([c.site.key for c in a], [c.site.key for c in healthy])}

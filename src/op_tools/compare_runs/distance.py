@@ -1,25 +1,28 @@
 """How far two tensors are apart, as their statistics tell, relative to their norm.
 
-A lower bound comes from what differs by no more than the distance does: range, norm, mean and deviation times the root
-of the number of elements. An estimate comes from projections, whose mean square is the distance's: the four numbers of
-the sketch, and, for a difference without a pattern, the sum of the elements and the norm. A small tensor's sketch is
-one number four times, which a difference may happen to miss: for what goes into a call the estimate counts as well, so
-that the call is not blamed for what came in.
+A lower bound comes from what differs by no more than the distance does: range, norm, mean and deviation times the
+root of the number of elements. An estimate comes from the sketch (device/digest.py): the mean square of its four
+complex numbers is the distance's square, where the difference has no pattern; what is the same in all rows, or in all
+columns, its profiles and moments tell. Numbers that are NaN are not known, as of a tensor put together from shards,
+and left out.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
-from op_tools.compare_runs.calls import CHECKSUM, INF, MAX, MEAN, MIN, NAN, NORM, NUMEL, SKETCH, STD, Seen
+from op_tools.compare_runs.calls import CHECKSUM, INF, MAX, MEAN, MIN, NAN, NORM, NUMEL, SKETCH, STD, Numbers, Seen
+from op_tools.device import digest
 
 # how far rounding moves a tensor: about half of the last place, or what the statistics' own sums are off by
-_SUMS = 2.0**-21  # of statistics that a kernel adds up in float32
+_SUMS = 2.0**-22  # of statistics that a kernel adds up in float32
 UNITS = {"float64": _SUMS, "float32": _SUMS, "complex64": _SUMS, "complex128": _SUMS}
 UNITS.update({"bfloat16": 2.0**-9, "float16": 2.0**-12, "complex32": 2.0**-12})
 UNITS.update({"float8_e4m3fn": 2.0**-5, "float8_e4m3fnuz": 2.0**-5, "float8_e5m2": 2.0**-4, "float8_e5m2fnuz": 2.0**-4})
 TF32_UNIT = 2.0**-12
-_SINGLE_NUMBER = 512  # elements up to which the sketch is one number
+_OLD_SKETCH = 4  # numbers of the sketch's first version
+_OLD_SINGLE_NUMBER = 512  # elements up to which these were one number
 _TINY = 1e-300
 
 
@@ -28,8 +31,12 @@ def is_float(seen: Seen) -> bool:
 
 
 def same_bits(a: Seen, b: Seen) -> bool:
-    """Whether they are the same numbers, as far as a checksum tells."""
-    return a.numbers[CHECKSUM] == b.numbers[CHECKSUM] and a.kind.shape == b.kind.shape and a.kind.dtype == b.kind.dtype
+    """Whether they are the same numbers, as far as a checksum tells, and a number that depends on all of them."""
+    x, y = a.numbers, b.numbers
+    if x[CHECKSUM] != y[CHECKSUM] or a.kind.shape != b.kind.shape or a.kind.dtype != b.kind.dtype:
+        return False
+    first = SKETCH.start
+    return len(x) != len(y) or not abs(x[first] - y[first]) > 1e-5 * (1 + abs(x[first]))
 
 
 class Distance:
@@ -61,28 +68,78 @@ def distance(a: Seen, b: Seen, with_sketch: bool = True) -> Distance | None:
     count = x[NUMEL] - x[NAN] - x[INF]
     if count <= 0:
         return NONE
-    norm = max(x[NORM], y[NORM], _TINY)
+    norm = max((one for one in (x[NORM], y[NORM]) if one == one), default=math.nan)
     if not norm < math.inf:  # no numbers, or ones that overflow
         return None
-    root = math.sqrt(count)
-    bound = max(
+    norm, root = max(norm, _TINY), math.sqrt(count)
+    bounds = [
         root * abs(x[MEAN] - y[MEAN]),
         root * abs(x[STD] - y[STD]) if _deviations_are_good(x, y) else 0.0,
         abs(x[NORM] - y[NORM]),
         abs(x[MIN] - y[MIN]),
         abs(x[MAX] - y[MAX]),
-    )
-    projections = [count * abs(x[MEAN] - y[MEAN]), root * abs(x[NORM] - y[NORM])]
-    told = bound
-    if with_sketch:
-        differences = [one - other for one, other in zip(x[SKETCH], y[SKETCH])]
-        mean_square = sum(one * one for one in differences) / len(differences)
-        told = max(bound, math.sqrt(mean_square))
-        projections += [math.sqrt(mean_square)] if x[NUMEL] <= _SINGLE_NUMBER else map(abs, differences)
-    pooled = math.sqrt(sum(one * one for one in projections) / len(projections))
-    return Distance(told / norm, max(told, pooled) / norm)
+    ]
+    told = max((one for one in bounds if one == one), default=0.0) / norm
+    if not with_sketch:
+        return Distance(told, max(told, _pooled(x, y, [], root) / norm))
+    sketch = _scaled(x, norm), _scaled(y, norm)
+    if len(sketch[0]) == _OLD_SKETCH:
+        return _by_old_sketch(x, y, sketch, told, root, norm)
+    estimate = _by_sketch(sketch[0], sketch[1], a.kind.real_shape)
+    return Distance(max(told, estimate), max(told, estimate))
 
 
-def _deviations_are_good(x: tuple[float, ...], y: tuple[float, ...]) -> bool:
+def _scaled(numbers: Numbers, norm: float) -> list[float]:
+    """The sketch, relative to the larger norm of the two; files have it relative to the tensor's own."""
+    own = numbers[NORM]
+    scale = (own if 0 < own < math.inf else 1.0) / norm
+    return [scale * number for number in numbers[SKETCH]]
+
+
+def _by_sketch(x: list[float], y: list[float], shape: tuple[int, ...]) -> float:
+    """What its parts tell, at most."""
+    squares = [(one - other) ** 2 for one, other in zip(x, y)]
+    first, second = 2 * digest.NUMBERS, 2 * digest.NUMBERS + 2 * digest.PROFILES
+    last = second + 2 * digest.PROFILES
+    by_row, by_column, of_columns, of_rows = _norms(shape)
+    found = [
+        math.sqrt(sum(squares[:first]) / digest.NUMBERS),
+        math.sqrt(sum(squares[first:second]) / digest.PROFILES) / by_column,
+        math.sqrt(sum(squares[second:last]) / digest.PROFILES) / by_row,
+        math.sqrt(squares[last]) / of_columns,
+        math.sqrt(squares[last + 1]) / of_rows,
+    ]
+    return max((one for one in found if one == one), default=0.0)
+
+
+@lru_cache(4096)
+def _norms(shape: tuple[int, ...]) -> tuple[float, float, float, float]:
+    """By which profiles and moments are divided, so that they are no larger than the distance."""
+    rows, columns = (max(size, 1) for size in digest.matrix(shape))
+
+    def of_ramp(length: int) -> float:
+        return math.sqrt((length * length - 1) / (12 * length)) if length > 1 else math.inf
+
+    return math.sqrt(columns), math.sqrt(rows), of_ramp(columns) * math.sqrt(rows), of_ramp(rows) * math.sqrt(columns)
+
+
+def _by_old_sketch(
+    x: Numbers, y: Numbers, sketch: tuple[list[float], list[float]], told: float, root: float, norm: float
+) -> Distance:
+    """A small tensor's was one number four times, which a difference may happen to miss."""
+    differences = [one - other for one, other in zip(*sketch)]
+    mean = math.sqrt(sum(one * one for one in differences) / len(differences))
+    told = max(told, mean)
+    own = [mean * norm] if x[NUMEL] <= _OLD_SINGLE_NUMBER else [abs(one) * norm for one in differences]
+    return Distance(told, max(told, _pooled(x, y, own, root) / norm))
+
+
+def _pooled(x: Numbers, y: Numbers, projections: list[float], root: float) -> float:
+    """For a difference without a pattern the sum of the elements and the norm are projections as well."""
+    projections = [root * root * abs(x[MEAN] - y[MEAN]), root * abs(x[NORM] - y[NORM]), *projections]
+    return math.sqrt(sum(one * one for one in projections) / len(projections))
+
+
+def _deviations_are_good(x: Numbers, y: Numbers) -> bool:
     """A deviation is a difference of squares: beside a large mean, nothing is left of it."""
-    return min(x[STD], y[STD]) > 0.01 * max(abs(x[MEAN]), abs(y[MEAN]))
+    return bool(min(x[STD], y[STD]) > 0.01 * max(abs(x[MEAN]), abs(y[MEAN])))

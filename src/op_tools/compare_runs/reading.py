@@ -59,6 +59,10 @@ class Run:
             for number, files in enumerate(of_rank.values())
         }
 
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({rank for rank, _ in self.streams})
+
     def manifest(self) -> dict[str, Any]:
         """What `ditorch run` wrote about it; empty where there is nothing."""
         return read_json(self.path / "manifest.json")

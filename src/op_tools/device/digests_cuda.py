@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,40 +14,65 @@ from torch import Tensor
 
 from op_tools.device import digest
 from op_tools.device.compiled import Kernel, kernel
-from op_tools.device.queues import stream_number
+from op_tools.device.queues import queue_of, stream_number
+from op_tools.device.staging import Shape
 from op_tools.device.tensor_groups import KINDS, MAX_TENSORS, TensorGroup, plain
 
 # as in digest.cu
 _THREADS = 256
-_PIECE = 16_384  # elements of a block
-_DIGEST_SIZE = 88
-_WIDE = 256
-_HEAD = 6  # numbers before the pointers
+_STRIP = 512  # elements
+_STRIPS = 32  # of a block
+_FEW_ROWS = 8
+_DIGEST_SIZE = 8 * (8 + digest.SKETCH)
+_HEAD = 4  # numbers before the pointers
 _ITEM = struct.Struct("<QLL")
 _ITEMS_AT = 8 * (_HEAD + MAX_TENSORS)
 _TABLE_SIZE = _ITEMS_AT + _ITEM.size * MAX_TENSORS
 
 
-class _Layout:
-    """Of a group in the table."""
+def _strips(shape: Shape) -> list[int]:
+    """The Layout of digest.cu: how a tensor of this shape is cut into strips, and how many blocks go over them."""
+    length, columns = math.prod(shape), shape[-1] if shape else 1
+    left, width = len(shape), 1
+    while left and width * shape[left - 1] <= _STRIP:
+        left -= 1
+        width *= shape[left]
+    stride, cut, cuts, places, dimension = width, 0, 1, 1, 0
+    if left and 2 * width <= _STRIP:
+        left -= 1
+        places, dimension = _STRIP // width, len(shape) - 1 - left
+        stride = cut = shape[left] * width
+        width *= places
+        cuts = -(-cut // width)
+    rows = length // stride if length else 0
+    if cut and not dimension:  # the last one: strips of one row, or of one place in several rows
+        blocks = rows * -(-cuts // _STRIPS) if rows < _FEW_ROWS else cuts * -(-rows // _STRIPS)
+    else:
+        blocks = -(-rows * cuts // _STRIPS)
+    of_tensor = [length, columns, length // columns if columns else 0]
+    return [*of_tensor, width, cut, cuts, places, dimension, stride, rows, left, max(blocks, 1), len(shape), *shape]
 
-    __slots__ = ("blocks", "items", "pointers")
 
-    def __init__(self, group: TensorGroup) -> None:
+class _Group:
+    """A group in the table."""
+
+    __slots__ = ("blocks", "items", "layouts", "pointers")
+
+    def __init__(self, group: TensorGroup, layouts: dict[Shape, Tensor]) -> None:
         self.pointers = struct.Struct(f"<{_HEAD + len(group.numbers)}Q")
         self.blocks = 0
         items = []
-        for length, dtype in zip(group.lengths, group.dtypes):
-            kind = KINDS[dtype] | (_WIDE if digest.width(length) == digest.WIDE else 0)
-            items.append(_ITEM.pack(length, self.blocks, kind))
-            self.blocks += max(1, -(-length // _PIECE))
+        for shape, dtype in zip(group.shapes, group.dtypes):
+            items.append(_ITEM.pack(layouts[shape].data_ptr(), self.blocks, KINDS[dtype]))
+            self.blocks += _strips(shape)[-2 - len(shape)]
         self.items = b"".join(items)
+        self.layouts = [layouts[shape] for shape in group.shapes]  # they must be there as long as this is
 
 
 class CudaDigests:
     """The kernel, for one stream."""
 
-    def __init__(self, device: torch.device, weights: digest.Weights) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._kernel = _kernel(device.index)
         self._stream = stream_number(device)
@@ -54,21 +81,19 @@ class CudaDigests:
         self._argument = (ctypes.c_void_p * 1)(ctypes.addressof(table))
         self._items_of: TensorGroup | None = None  # whose items are in the table
         self._finished = torch.zeros(MAX_TENSORS, dtype=torch.int32, device=device)
-        self._weights = [_columns(weights, device, dtype) for dtype in (torch.float32, torch.float64)]
         self._room(1024)
 
     def _room(self, blocks: int) -> None:
         self._blocks = blocks
         self._pieces = torch.empty(blocks * _DIGEST_SIZE, dtype=torch.uint8, device=self._device)
-        places = (self._pieces, self._finished, *self._weights)
-        self._places = [tensor.data_ptr() for tensor in places]
+        self._places = [self._pieces.data_ptr(), self._finished.data_ptr()]
 
     def write(
         self, tensors: list[Tensor], group: TensorGroup, addresses: bytes | None, lines: Tensor, first: int
     ) -> None:
         layout = group.layout
         if layout is None:
-            layout = group.layout = _Layout(group)
+            layout = group.layout = _Group(group, _layouts(self._device, group.shapes))
         if layout.blocks > self._blocks:
             self._room(2 * layout.blocks)
         copies: list[Tensor] = []  # that must be there until the launch
@@ -79,6 +104,20 @@ class CudaDigests:
             self._table[_ITEMS_AT : _ITEMS_AT + len(layout.items)] = layout.items
             self._items_of = group
         self._kernel.launch(layout.blocks, _THREADS, self._argument, self._stream)
+
+
+def _layouts(device: torch.device, shapes: list[Shape]) -> dict[Shape, Tensor]:
+    """On the device; those of one group together."""
+    made = {shape: _strips(shape) for shape in shapes}
+    with torch.inference_mode(False):
+        together = torch.tensor(
+            [number for one in made.values() for number in one], dtype=torch.int64, device="cpu"
+        ).to(device)
+    queue = queue_of(device)
+    if queue is not None:  # other streams use them, too
+        queue.wait(queue.record())
+    ends = list(itertools.accumulate(len(one) for one in made.values()))
+    return {shape: together[end - len(one) : end] for (shape, one), end in zip(made.items(), ends)}
 
 
 def _pointers(tensors: list[Tensor], group: TensorGroup, known: bytes | None, copies: list[Tensor]) -> Sequence[int]:
@@ -96,10 +135,6 @@ def _pointers(tensors: list[Tensor], group: TensorGroup, known: bytes | None, co
             copies.append(tensor)
         found.append(tensor.data_ptr())
     return found
-
-
-def _columns(weights: digest.Weights, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.cat([weights.of_columns(device, dtype, width) for width in (digest.NARROW, digest.WIDE)])
 
 
 def _kernel(device: int) -> Kernel:

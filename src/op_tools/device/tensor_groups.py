@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools.device.staging import staged_as
+from op_tools.device.staging import Shape, real_shape, staged_as
 from op_tools.values.tensors import with_memory
 
 MAX_TENSORS = 160  # tensors, as in digest.cu
@@ -26,18 +26,18 @@ KINDS = {
     torch.bool: 8,
 }
 
-_Member = tuple[int, int, torch.dtype]  # number of the tensor, elements, dtype that the kernel reads
+_Member = tuple[int, Shape, torch.dtype]  # number of the tensor, its shape and dtype as the kernel reads it
 
 
 class TensorGroup:
     """All that is the same each time these tensors come."""
 
-    __slots__ = ("device", "dtypes", "is_direct", "layout", "lengths", "numbers")
+    __slots__ = ("device", "dtypes", "is_direct", "layout", "numbers", "shapes")
 
     def __init__(self, device: torch.device, members: list[_Member], is_direct: bool) -> None:
         self.device = device
         self.numbers = [number for number, _, _ in members]  # which tensors of the call
-        self.lengths = [length for _, length, _ in members]
+        self.shapes = [shape for _, shape, _ in members]
         self.dtypes = [dtype for _, _, dtype in members]
         self.is_direct = is_direct  # none is brought to another dtype first
         self.layout: Any = None  # what a kernel keeps with the group
@@ -48,10 +48,9 @@ def grouped(tensors: list[Tensor], numbers: Iterable[int]) -> Iterator[TensorGro
     groups: dict[torch.device, list[_Member]] = {}
     for number in numbers:
         tensor = tensors[number]
-        length = tensor.numel() * (2 if tensor.is_complex() else 1)
         dtype = tensor.dtype if tensor.dtype in KINDS else staged_as(tensor)
         assert dtype is not None
-        groups.setdefault(tensor.device, []).append((number, length, dtype))
+        groups.setdefault(tensor.device, []).append((number, real_shape(tensor), dtype))
     for device, members in groups.items():
         for start in range(0, len(members), MAX_TENSORS):
             some = members[start : start + MAX_TENSORS]

@@ -40,7 +40,7 @@ def main(library: str) -> None:
     assert (rows.split(b",")[:2], count) == ([b"torch.Tensor.mul", b"7"], 1), rows
     assert native.describe_call((x, 3.0), {}).endswith('"dtype": "float32"}, 3.0], "kwargs": {}}')
     assert native.edges_of_inputs((1, [torch.ones(1)]), {}) is None
-    lines = torch.zeros(2, 13, dtype=torch.int64)
+    lines = torch.zeros(2, 27, dtype=torch.int64)
     native.digest([torch.arange(1000.0), torch.arange(7)], lines, 0)
     assert lines[:, 4:6].view(torch.float64).tolist() == [[0.0, 999.0], [0.0, 6.0]], lines
 

@@ -11,6 +11,7 @@ description a tensor belongs to, and its statistics.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import zlib
@@ -19,6 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from op_tools.device.digest import SKETCH
@@ -27,18 +29,20 @@ from op_tools.output import paths
 from op_tools.storage.archive import bytes_at
 from op_tools.storage.files import check_regular, write_all
 
-_MAGIC = b"op_tools statistics 2\n"
-_MAGICS = {_MAGIC: 2, b"op_tools statistics 1\n": 1}
+_MAGIC = b"op_tools statistics 3\n"
+_MAGICS = {_MAGIC: 3, b"op_tools statistics 2\n": 2, b"op_tools statistics 1\n": 1}
 _LONGEST_HEAD = 100_000
 _BLOCK = struct.Struct("<cLL")  # kind, length, checksum
 DESCRIPTION, TABLE, REPEATED = b"D", b"T", b"R"
 # description, forward_id, step, order, number of the tensor in the description; elements, NaN, infinities, checksum;
-# then min, max, mean, std, norm, sketch
-_LINE = struct.Struct(f"<9q{5 + SKETCH}d")
+# min, max, mean, std, norm; then the sketch, relative to the norm
+_LINE = struct.Struct(f"<9q5d{SKETCH}f")
+_EXACT = 14  # numbers of it of eight bytes each
 # the first five again, and of an earlier line since the last such block: description, forward_id, number
 _REPEATED_LINE = struct.Struct("<8q")
-# layout 1 had no order
-_LINE_1, _REPEATED_LINE_1 = struct.Struct(f"<8q{5 + SKETCH}d"), struct.Struct("<7q")
+# layout 2 had another sketch, of four numbers; layout 1 had no order, either
+_LINES = {3: _LINE, 2: struct.Struct("<9q9d"), 1: struct.Struct("<8q9d")}
+_REPEATED_LINES = {3: _REPEATED_LINE, 2: _REPEATED_LINE, 1: struct.Struct("<7q")}
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class TensorRecord:
     mean: float
     std: float
     norm: float
-    sketch: tuple[float, ...]
+    sketch: tuple[float, ...]  # see device/digest.py; in files of layouts 1 and 2 four numbers of another kind
 
 
 class Pack:
@@ -86,7 +90,7 @@ class Pack:
 
     def add(self, lines: Tensor) -> None:
         """Lines of nine integers, and of floating-point numbers whose bits are given as integers."""
-        lines = lines.contiguous()
+        lines = _packed(lines)
         self._append(TABLE, bytes(bytes_at(lines.data_ptr(), lines.numel() * 8)))
         self.records += len(lines)
 
@@ -174,24 +178,39 @@ def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
 
 def line_width(kind: bytes, layout: int) -> int:
     """Numbers of eight bytes in a line of such a block; 0 where it has none."""
-    lines = {TABLE: (_LINE_1, _LINE), REPEATED: (_REPEATED_LINE_1, _REPEATED_LINE)}
-    return lines[kind][layout - 1].size // 8 if kind in lines else 0
+    lines = {TABLE: _LINES, REPEATED: _REPEATED_LINES}
+    return lines[kind][layout].size // 8 if kind in lines else 0
+
+
+def _packed(lines: Tensor) -> Tensor:
+    """With the sketch in single precision: relative to the norm, more of it would say no more."""
+    norm = lines[:, _EXACT - 1].view(torch.float64)
+    scale = norm.where((norm > 0) & norm.isfinite(), 1.0)[:, None]
+    sketch = (lines[:, _EXACT:].view(torch.float64) / scale).float().contiguous().view(torch.int64)
+    return torch.cat([lines[:, :_EXACT], sketch], 1)
 
 
 def lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
-    if layout == 2:
+    """The sketch is relative to the norm in all layouts."""
+    if layout == 3:
         yield from _LINE.iter_unpack(content)
         return
-    for line in _LINE_1.iter_unpack(content):
-        yield (*line[:3], 0, *line[3:])
+    for line in _LINES[layout].iter_unpack(content):
+        whole = (*line[:3], 0, *line[3:]) if layout == 1 else line
+        scale = _scale(whole[_EXACT - 1])
+        yield (*whole[:_EXACT], *(number / scale for number in whole[_EXACT:]))
 
 
 def repeated_lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
-    if layout == 2:
+    if layout > 1:
         yield from _REPEATED_LINE.iter_unpack(content)
         return
-    for line in _REPEATED_LINE_1.iter_unpack(content):
+    for line in _REPEATED_LINES[1].iter_unpack(content):
         yield (*line[:3], 0, *line[3:])
+
+
+def _scale(norm: float) -> float:
+    return norm if 0 < norm < math.inf else 1.0
 
 
 def head(path: Path) -> dict[str, Any]:
@@ -248,5 +267,7 @@ def _record(descriptions: list[dict[str, Any]], line: tuple[Any, ...]) -> Tensor
     tensor = {"note": "", **call["tensors"][number], "shape": tuple(call["tensors"][number]["shape"])}
     place = {"op": call["op"], "source": call["source"], "module": call["module"]}
     counts = {"numel": numel, "nan": nan, "inf": infinite, "checksum": checksum % 2**64}
-    about_numbers = dict(zip(("min", "max", "mean", "std", "norm"), numbers), sketch=tuple(numbers[5:]))
+    scale = _scale(numbers[4])
+    sketch = tuple(scale * number for number in numbers[5:])
+    about_numbers = dict(zip(("min", "max", "mean", "std", "norm"), numbers), sketch=sketch)
     return TensorRecord(forward_id=forward_id, step=step, order=order, **place, **tensor, **counts, **about_numbers)

@@ -205,19 +205,25 @@ def test_equal_tensors_have_equal_records(way, device):
 
 def test_the_weights_never_change():
     """Records of different processes, devices and releases are compared: these numbers are for ever."""
-    weights = digest.Weights()
-    columns = weights.of_columns(torch.device("cpu"), torch.float64, digest.NARROW)
-    assert columns[:3].tolist() == pytest.approx(COLUMNS, abs=1e-15)
-    rows, factors = weights.of_rows(torch.tensor([0, 1, 70_000]))
-    assert rows[2].tolist() == pytest.approx(ROW, abs=1e-15)
-    assert factors.tolist() == FACTORS
-    assert columns.mean().abs() < 0.15
-    assert columns.var().item() == pytest.approx(1, abs=0.2)
+    places = torch.tensor([0, 1, 17, 70_000])
+    assert [digest.phases(places, 0, number).tolist() for number in range(digest.NUMBERS)] == COLUMNS
+    assert [digest.phases(places, 2, number).tolist() for number in range(digest.NUMBERS)] == ROWS
+    real, imaginary = digest.weights(torch.arange(0, 2**32, 2**28))
+    assert (real.square() + imaginary.square()).tolist() == pytest.approx([1] * 16)
 
 
-COLUMNS = [-1.7320508071656027, -0.25275556657181447, 0.598183600132665]
-ROW = [-0.6143123356814724, 0.43361253118019194, -0.7704524696103854, -0.12555302784476088]
-FACTORS = [6810939003, 7258754749, 4547744317]
+COLUMNS = [
+    [3739068558, 1292205129, 2625126702, 2705362465],
+    [3138065659, 1405267106, 1876796293, 198989408],
+    [3144374283, 3483454498, 3644050601, 1377688364],
+    [4111040428, 1645508301, 1701802918, 1291886635],
+]
+ROWS = [
+    [0, 1599505887, 1421796303, 4204617872],
+    [0, 565835023, 1029260799, 263206288],
+    [0, 192715323, 3276160491, 3875300560],
+    [0, 67553539, 1148410163, 4283704400],
+]
 
 
 # ---- records -------------------------------------------------------------------------------------------------------

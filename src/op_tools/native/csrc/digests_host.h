@@ -17,18 +17,18 @@ namespace digest {
 inline void digest_one(const at::Tensor& tensor, int64_t* line) {
   const auto ordered = tensor.expect_contiguous();
   const void* data = ordered->const_data_ptr();
-  const int64_t length = ordered->numel();
+  const auto layout = layout_of(ordered->sizes().vec());
   switch (ordered->scalar_type()) {
-    case at::kFloat: return of<Plain<float, float>>(data, length, line);
-    case at::kBFloat16: return of<BFloat16>(data, length, line);
-    case at::kHalf: return of<Float16>(data, length, line);
-    case at::kDouble: return of<Plain<double, double>>(data, length, line);
-    case at::kLong: return of<Int64>(data, length, line);
-    case at::kInt: return of<Plain<int32_t, double>>(data, length, line);
-    case at::kShort: return of<Plain<int16_t, float>>(data, length, line);
-    case at::kChar: return of<Plain<int8_t, float>>(data, length, line);
+    case at::kFloat: return of<Plain<float, float>>(data, *layout, line);
+    case at::kBFloat16: return of<BFloat16>(data, *layout, line);
+    case at::kHalf: return of<Float16>(data, *layout, line);
+    case at::kDouble: return of<Plain<double, double>>(data, *layout, line);
+    case at::kLong: return of<Int64>(data, *layout, line);
+    case at::kInt: return of<Plain<int32_t, double>>(data, *layout, line);
+    case at::kShort: return of<Plain<int16_t, float>>(data, *layout, line);
+    case at::kChar: return of<Plain<int8_t, float>>(data, *layout, line);
     case at::kByte:
-    case at::kBool: return of<Plain<uint8_t, float>>(data, length, line);
+    case at::kBool: return of<Plain<uint8_t, float>>(data, *layout, line);
     default: TORCH_CHECK_NOT_IMPLEMENTED(false, "there is no digest of ", ordered->scalar_type());
   }
 }

@@ -5,7 +5,8 @@
 // likeness.h (what these are made of), ledger.h, timer.h and span.h (the clock of
 // OpTimeMeasure), gradients.h (those at the edge of one op call), where.h (where in the program a call is), shortcut.h
 // (the whole way of a call that is only timed), notes.h (the tensors of a call), places.h (where they lie), tables.h
-// (tables of arguments), tensors.h (many tensors at once), digest.h and digests_host.h (a few numbers that tell what a
+// (tables of arguments), tensors.h (many tensors at once), digest_layout.h, digest.h and
+// digests_host.h (a few numbers that tell what a
 // tensor holds), and here the module.
 #ifndef NDEBUG
 #define NDEBUG  // or pybind11 asks at every reference whether Python's lock is held, and torch checks itself
