@@ -6,7 +6,7 @@ one of those to mend a limit.
 
 from __future__ import annotations
 
-from benchmarks.architectures import exact, generative, hugging_face, language, structured, vision
+from benchmarks.architectures import exact, generative, hugging_face, language, layers, losses, structured, vision
 from benchmarks.architectures.program import Program
 
 ALL: tuple[Program, ...] = (
@@ -16,6 +16,8 @@ ALL: tuple[Program, ...] = (
     *structured.PROGRAMS,
     *exact.PROGRAMS,
     *hugging_face.programs(),
+    *losses.PROGRAMS,
+    *layers.PROGRAMS,
 )
 TUNED = tuple(program for program in ALL if program.half == "tuned")
 HELD_OUT = tuple(program for program in ALL if program.half == "held-out")

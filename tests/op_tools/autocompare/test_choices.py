@@ -566,6 +566,26 @@ def test_residuals_of_lstsq_depend_on_the_driver(device, reference):
         assert wrong(lambda: torch.linalg.lstsq(x, y), reference=reference) == set()
 
 
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_gradients_of_one_place_that_cancel_out(device, reference):
+    """Large numbers and their opposites go to one place: what is left has the errors of the large ones."""
+    index = torch.arange(16, device=device).repeat(3)
+    large = torch.linspace(1.1, 1.9, 16)
+    gradient = torch.cat([large, torch.linspace(1e-7, 9e-7, 16), -large]).to(device)
+    x = torch.randn(16, device=device, requires_grad=True)
+
+    def in_another_order(x, indices, values, accumulate=False):
+        exact = x.cpu().index_put([one.cpu() for one in indices], values.cpu(), accumulate)
+        if values.dtype is torch.float32:
+            first, second, third = values.cpu().chunk(3)
+            exact = (first + third) + second if values.cpu()[0] > 1 else exact
+        return exact.to(device)
+
+    with kernel("index_put", in_another_order):
+        assert wrong(lambda: x[index].backward(gradient), reference=reference) == set()
+        assert wrong(lambda: x[index].backward(gradient.roll(16)), reference=reference) == set()
+
+
 def test_memory_that_nobody_has_written_is_not_compared(device):
     x = torch.ones(3, device=device)
     with op_tools.OpAutoCompare(verbose=0) as tool:
@@ -628,17 +648,53 @@ def test_16_bits_are_compared_with_float32_where_a_device_has_no_float64_kernel(
         assert wrong(lambda: torch.mm(x, x), reference="device") == {"mm"}
 
 
-# ---- optimizers ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", ["silu", "mish"])
+def test_a_gradient_that_is_differentiated_again_has_a_formula_of_its_own(device, op, dtype):
+    """It is made of several ops then, each rounded to 16 bits."""
+    function = getattr(torch.nn.functional, op)
+
+    def run():
+        for seed in range(4):
+            torch.manual_seed(seed)
+            x = torch.randn(8, 16).to(device, dtype).requires_grad_()
+            y = function(x)
+            (gradient,) = torch.autograd.grad(y, x, torch.randn_like(y), create_graph=True)
+            gradient.square().sum().backward()
+
+    assert wrong(run) == set()
+    with faults.inject(f"aten.{'sigmoid' if op == 'silu' else 'tanh'}: scale=1.05, phase=backward"):
+        assert op in wrong(run)
 
 
 @pytest.mark.parametrize("reference", ["cpu", "device"])
-def test_a_fused_optimizer_may_keep_its_constants_in_float32(device, reference):
+def test_a_loss_of_scores_in_16_bits_may_be_computed_in_them(device, reference):
+    scores = torch.randn(6, 8, device=device).to(torch.bfloat16).requires_grad_()
+    truth = torch.randint(2, (6, 8), device=device).float()
+
+    def run():
+        torch.nn.functional.multilabel_soft_margin_loss(scores, truth).backward()
+        torch.nn.functional.soft_margin_loss(scores, 2 * truth - 1).backward()
+        torch.nn.functional.binary_cross_entropy_with_logits(scores, truth.to(scores.dtype)).backward()
+
+    assert wrong(run, reference=reference) == set()
+    with faults.inject("aten.log_sigmoid_forward: scale=1.1"):
+        assert "multilabel_soft_margin_loss" in wrong(run)
+
+
+# ---- optimizers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_a_fused_optimizer_may_keep_its_constants_in_float32(device, reference, is_scaled):
     """One less beta2 is 0.001 with an error of 1.3e-5 then, as on CUDA."""
     parameters = [torch.randn(64, device=device, requires_grad=True) for _ in range(3)]
 
     def in_float32(*lists, **options):
         steps = [one.cpu() for one in lists[5]]
         exact = [[one.detach().cpu().double() for one in some] for some in lists[:5]]
+        options["found_inf"] = None
         if lists[0][0].dtype is torch.float32:
             options.update({name: float(torch.tensor(options[name])) for name in ("beta1", "beta2")})
         torch._fused_adamw_(*exact, steps, **options)
@@ -648,7 +704,10 @@ def test_a_fused_optimizer_may_keep_its_constants_in_float32(device, reference):
     def run():
         for one in parameters:
             one.grad = torch.randn(64, device=device)
-        torch.optim.AdamW(parameters, fused=True, lr=1e-3).step()
+        optimizer = torch.optim.AdamW(parameters, fused=True, lr=1e-3)
+        if is_scaled:  # as a GradScaler hands it on
+            optimizer.grad_scale, optimizer.found_inf = None, torch.zeros((), device=device)
+        optimizer.step()
 
     with kernel("_fused_adamw_", in_float32):
         assert wrong(run, reference=reference) == set()

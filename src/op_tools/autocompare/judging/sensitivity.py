@@ -79,7 +79,7 @@ class Sensitivity:
             farthest = distance if farthest is None else torch.maximum(farthest, distance, out=farthest)
         if farthest is None:
             return None
-        if moves and Trait.ADDS in self._traits:
+        if moves and self._adds(part):
             farthest = torch.maximum(farthest, self._size_of_terms(part, expected) * amount)
         farthest *= SENSITIVITY_MARGIN * math.sqrt(self._length(expected.numel()))
         unit = precision.eps / 2 * precision.limits.peak
@@ -120,9 +120,13 @@ class Sensitivity:
         """
         expected = self._expected(part)
         largest = expected.abs() + allowed
-        if Trait.ADDS in self._traits:
+        if self._adds(part):
             largest = torch.maximum(largest, self._size_of_terms(part, expected))
         return largest > precision.largest
+
+    def _adds(self, part: Part) -> bool:
+        """Whether a value is a sum of products; the gradient of what moves numbers adds up those of one place."""
+        return Trait.ADDS in self._traits or (part.role == "gradient" and Trait.EXACT in self._traits)
 
     def _size_of_terms(self, part: Part, expected: Tensor) -> Tensor:
         """What a sum would be if nothing in it cancelled out: few random moves may miss how large that is."""

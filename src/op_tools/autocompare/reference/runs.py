@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
@@ -167,9 +168,17 @@ class Reference:
         return True
 
     def other_values(self, part: Part) -> Iterator[Tensor]:
-        """A value as the CPU makes it in other ways that are just as right. Only autocast leaves a choice."""
+        """A value as the CPU makes it in other ways that are just as right.
+
+        Autocast leaves a choice; and a gradient that is to be differentiated again may come by another formula, with
+        roundings between its parts (silu, mish).
+        """
         if self._others is None:
             self._others = []
+            if self.same is not None and self.grad_outputs is not None and not self.ways.on_device:
+                with contextlib.suppress(Exception):  # not every formula can be differentiated
+                    again = run(self.observed.function, self.observed.given, self.same.way, True, self.observed.changed)
+                    self._others.append((again, again.gradients(self.grad_outputs, create_graph=True)))
             for function, way in self._other_ways if self.ways.chosen is not None else ():
                 with contextlib.suppress(Exception):  # the CPU may lack a kernel for it: one way less to be right
                     self._others.append(self._run(way, function))
@@ -204,8 +213,9 @@ class Reference:
         ways, computed_in = self.ways, self.ways.chosen
         if same is not None:
             computed_in = same.dtype if same.is_floating_point() or same.is_complex() else None
-        elif self.observed.autocast is not None and normalized(self.name).base == "cross_entropy":
-            computed_in = self.observed.given.tensors[0].dtype  # see ways._cross_entropy_in_parts
+        elif _LOSS.search(self.name) and self.observed.given.tensors:
+            # functions of others: of scores in 16 bits the logarithm may be, too, though the loss is float32
+            computed_in = self.observed.given.tensors[0].dtype
         if role == "gradient" and Trait.ROUGH in ways.traits and self.observed.given.tensors:
             computed_in = self.observed.given.tensors[0].dtype  # cuDNN keeps sums in the dtype of the data
         is_by_element = False
@@ -217,6 +227,9 @@ class Reference:
         is_relative = role != "gradient" and Trait.RELATIVE in ways.traits and "alpha" not in self.observed.given.kwargs
         facts = (is_by_element, is_relative, ways.is_tf32, ways.on_device, self._slack)
         return limits.precision_for(self.name, got.dtype, computed_in, *facts)
+
+
+_LOSS = re.compile(r"(_loss|cross_entropy)(_with_logits)?$")
 
 
 def _is_exact(call: ObservedCall, ways: Ways) -> bool:
@@ -252,8 +265,9 @@ class Run:
         self.written = written  # the arguments that the call has worked in place on
         self._leaves = leaves  # one for each tensor among the arguments; None where no gradient is wanted
 
-    def gradients(self, grad_outputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradient of every input; that of a tensor given twice is at its first place."""
+    def gradients(self, grad_outputs: Sequence[Tensor | None], create_graph: bool = False) -> list[Tensor | None]:
+        """The gradient of every input; that of a tensor given twice is at its first place. `create_graph`: as they are
+        computed where they are differentiated again."""
         outputs, given, way = [], [], self.way
         results = self.results if isinstance(self.result, Tensor) else tensors_in(self.results)
         for output, gradient in zip(results, grad_outputs):
@@ -273,8 +287,8 @@ class Run:
             found = _engine.run_backward(
                 tuple(outputs),
                 tuple(given),
-                False,
-                False,
+                create_graph,
+                create_graph,
                 tuple(wanted.values()),
                 allow_unreachable=True,
                 accumulate_grad=False,
