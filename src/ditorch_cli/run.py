@@ -54,7 +54,10 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
         raise click.UsageError("Python was started with -I, -E or -S, and `ditorch run` cannot work under these.")
     command = [*_interpreter(is_module, program), *(["-m"] if is_module else []), program, *arguments]
     environment = {**os.environ, **run_variables(), "PATH": _search_path(), **variables(tools)}
-    if not environment.get("OP_TOOLS", "").strip():
+    has_tools = bool(environment.get("OP_TOOLS", "").strip())
+    if tools["live"] and not has_tools:
+        raise click.UsageError("--live shows what tools find: add one, such as --time or --autocompare.")
+    if not has_tools:
         executable = shutil.which(command[0], path=environment["PATH"]) or command[0]
         os.execve(executable, command, environment)  # noqa: S606 - what the user asked to run
     else:
@@ -63,7 +66,7 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
         folder = Path(environment.get("OP_TOOLS_OUT") or _new_folder(program))
         environment.setdefault("OP_TOOLS_VERBOSE", "0")  # the summary says it all
         environment["OP_TOOLS_OUT"] = str(folder.absolute())  # also for children with another working directory
-        supervise(command, environment, folder)
+        supervise(command, environment, folder, is_live=tools["live"])
 
 
 def _interpreter(is_module: bool, program: str) -> list[str]:

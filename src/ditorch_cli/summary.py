@@ -55,8 +55,8 @@ def is_running(record: Row) -> bool:
     return True
 
 
-def of(folder: Path, status: int) -> Row:
-    """`status`: how the program ended, as subprocess has it."""
+def of(folder: Path, status: int | None) -> Row:
+    """`status`: how the program ended, as subprocess has it; None while it runs."""
     manifest: Row = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     processes = records(folder)
     found = {
@@ -72,7 +72,7 @@ def of(folder: Path, status: int) -> Row:
         "usage": list(_rows(processes, ("ProcessMonitor",))),
         "modules": list(_rows(processes, ("Lockstep",))),
         "elsewhere": _merged(processes, ("OpFallback", "OpDtypeCast"), ("tool", "op", "because", "casts")),
-        "not_looked_at": [*_unread(folder), *_missed(processes, manifest), *_not_looked_at(processes)],
+        "not_looked_at": _left_out(folder, processes, manifest, is_over=status is not None),
     }
     found["next"] = list(_next_commands(found, manifest))
     return found
@@ -151,6 +151,12 @@ def _unread(folder: Path) -> list[Row]:
     return [{"tool": "", "what": f"processes/{name}", "calls": 0, "reason": reason} for name in unreadable(folder)]
 
 
+def _left_out(folder: Path, processes: list[Row], manifest: Row, is_over: bool) -> list[Row]:
+    """While a run goes on, a process without an end is none that was killed."""
+    missed = _missed(processes, manifest) if is_over else []
+    return [*_unread(folder), *missed, *_not_looked_at(processes, is_over)]
+
+
 def _missed(processes: list[Row], manifest: Row) -> list[Row]:
     """Ranks of which there is no record, unless only some were asked for."""
     if manifest.get("variables", {}).get("OP_TOOLS_RANKS"):
@@ -161,7 +167,7 @@ def _missed(processes: list[Row], manifest: Row) -> list[Row]:
     return [{"tool": "", "what": f"rank {rank}", "calls": 0, "reason": reason} for rank in missing]
 
 
-def _not_looked_at(processes: list[Row]) -> list[Row]:
+def _not_looked_at(processes: list[Row], is_over: bool) -> list[Row]:
     found: dict[tuple[str, str, str], Row] = {}
     for record in processes:
         for tool in record["tools"]:
@@ -171,7 +177,7 @@ def _not_looked_at(processes: list[Row]) -> list[Row]:
                 total["calls"] += row["calls"]
         for text in record["not_seen"]:
             found["", text, ""] = {"tool": "", "what": text, "calls": 0, "reason": ""}
-        if record["ended"] is None:
+        if record["ended"] is None and is_over:
             what = f"rank {record['rank']} (pid {record['pid']} on {record['host']}) after step {record['steps']}"
             found["", what, ""] = {"tool": "", "what": what, "calls": 0, "reason": "the process was killed"}
     return sorted(found.values(), key=lambda row: -row["calls"])

@@ -10,11 +10,14 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from ditorch_cli import manifest, screen, summary
+
+if TYPE_CHECKING:
+    from ditorch_report.live import LivePage
 
 _HANDED_ON = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT") if hasattr(signal, name)
@@ -22,16 +25,48 @@ _HANDED_ON = tuple(
 _SECONDS_FOR_OTHERS = 10.0  # other ranks may end a little later
 
 
-def supervise(command: list[str], environment: dict[str, str], folder: Path) -> NoReturn:
-    """Of several ranks, the first one keeps the manifest and shows the summary."""
+def supervise(command: list[str], environment: dict[str, str], folder: Path, is_live: bool = False) -> NoReturn:
+    """Of several ranks, the first one keeps the manifest, shows the summary, and serves the live page."""
     is_first = environment.get("RANK", environment.get("SLURM_PROCID", "0")) in ("0", "")
+    live = None
     if is_first:
         _begin(folder, command, environment)
+        live = _serve(folder) if is_live else None
     status = _run(command, environment)
     if is_first:
         with contextlib.suppress(KeyboardInterrupt):
             _end(folder, status)
+            if live is not None:
+                live.end()
+                _write_report(folder)
     _end_likewise(status)
+
+
+def _serve(folder: Path) -> LivePage:
+    from ditorch_report.live import LivePage
+
+    live = LivePage(folder, lambda: _known(folder))
+    print(f"ditorch: live page at {live.url}", file=sys.stderr, flush=True)
+    return live
+
+
+def _known(folder: Path) -> dict[str, Any] | None:
+    """What the tools have found by now."""
+    try:
+        return summary.of(folder, None)
+    except (OSError, ValueError):
+        return None
+
+
+def _write_report(folder: Path) -> None:
+    from ditorch_report import contents, page
+    from ditorch_report.errors import ReportError
+
+    try:
+        page.write(contents.of([folder]), folder / "report.html")
+        print(f"ditorch: report in {folder / 'report.html'}", file=sys.stderr)
+    except ReportError as error:
+        print(f"ditorch: no report: {error}", file=sys.stderr)
 
 
 def _begin(folder: Path, command: list[str], environment: dict[str, str]) -> None:

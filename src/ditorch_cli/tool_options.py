@@ -132,6 +132,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("--steps", "the training steps to look at: 10:13, or 0,10-12", "OP_TOOLS_STEPS", metavar="A:B"),
     Option("--ranks", "the ranks to look at: 0, or 0-7", "OP_TOOLS_RANKS", metavar="RANKS"),
     Option("--out", "the run's folder; otherwise a new one in ditorch_runs", "OP_TOOLS_OUT", metavar="DIR"),
+    Option(
+        "--live", "a page for the browser while it runs, on this machine only; at the end, report.html in the folder"
+    ),
 )
 
 

@@ -51,7 +51,7 @@ def test_a_faulty_run(made, device):
             assert reader.fits(), address
         reader.page.click("#theme")
         reader.page.click("#language")
-        reader.page.wait_for_function("document.documentElement.lang === 'en'")
+        reader.page.wait_for_selector("html[lang=en]")
         assert shown_background(reader) == "rgb(247, 247, 245)"
         assert "Calls" in reader.text("h1")
         reader.close()
@@ -91,12 +91,12 @@ def _looks_at_a_call(reader):
 def _zooms(reader):
     page = reader.go("speed")
     canvas = page.locator(".track-plot canvas")
-    page.wait_for_function("document.querySelector('.track-plot canvas').dataset.zoom === '1.00'")
+    page.wait_for_selector(".track-plot canvas[data-zoom='1.00']")
     page.click("button[aria-label='Zoom in']")
-    page.wait_for_function("Number(document.querySelector('.track-plot canvas').dataset.zoom) > 1.9")
+    page.wait_for_selector(".track-plot canvas[data-zoom='2.00']")
     canvas.focus()
     page.keyboard.press("0")
-    page.wait_for_function("document.querySelector('.track-plot canvas').dataset.zoom === '1.00'")
+    page.wait_for_selector(".track-plot canvas[data-zoom='1.00']")
     boxes = page.locator(".flame button").count()
     page.locator(".flame button.leaf").first.click()
     assert page.locator(".flame button.focus").count() == 1

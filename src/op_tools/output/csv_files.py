@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,16 @@ from op_tools.output import messages, paths, process
 def cell(text: str) -> str:
     """As it stands in the file; the same few texts come again and again."""
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
+
+
+# those that exist, for who wants their rows on disk now
+_files: weakref.WeakSet[CsvFile] = weakref.WeakSet()
+
+
+def write_out() -> None:
+    """Writes the rows of all tables that wait: a page that follows the run sees them, and no kill can take them."""
+    for file in list(_files):
+        file.close()
 
 
 class CsvFile:
@@ -36,6 +47,7 @@ class CsvFile:
         self._lock = threading.Lock()
         self._begun = False
         self._broken = False
+        _files.add(self)
 
     def add(self, row: Sequence[Any] | str) -> None:
         """A row, or the line that is to stand in the file: cells made by `cell`, with commas between."""

@@ -19,7 +19,7 @@ import torch
 
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS
-from op_tools.output import messages, process
+from op_tools.output import csv_files, messages, process
 from op_tools.output.results import Results, finite
 from op_tools.storage import files
 
@@ -53,6 +53,7 @@ class Record:
 
     def _write(self, ended: float | None) -> None:
         self._written = time.monotonic()
+        csv_files.write_out()
         results = [tool.results for tool in self._tools]
         if not any(found.calls for found in results) and not STEPS.ended_by_optimizers:
             return  # a process that only helps, such as a launcher or a loader of data
