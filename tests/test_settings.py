@@ -51,6 +51,8 @@ CASES = {
         {"float32": "float32", " float32 ": "float32"},
         dict.fromkeys(["1", "fp32", "float64", "FLOAT32"], "it must be float32, or unset"),
     ),
+    "DITORCH_SIM_PROFILE": ("", {"ascend910": "ascend910", "chip.json": "chip.json"}, {}),
+    "DITORCH_REHEARSAL": (None, {"/tmp/x": Path("/tmp/x")}, {}),  # noqa: S108
     "DITORCH_SIM_TRITON": (
         "interpret",
         {"interpret": "interpret", "off": "off"},

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ditorch.backend import Backend  # here and not later, or the module would take the function's name below
-from ditorch.errors import BackendError
-from ditorch.settings import DISABLE_MOCK, FAULTS, FLOAT32_COLLECTIVES, misspelt
+from ditorch.errors import BackendError, SettingError
+from ditorch.settings import DISABLE_MOCK, FAULTS, FLOAT32_COLLECTIVES, SIM_PROFILE, misspelt
 
 if TYPE_CHECKING:  # imported when they are needed, so that `import ditorch` stays light
     from ditorch.redirect import Redirect
@@ -66,6 +66,12 @@ def install() -> Backend:
     said = [f"{chosen.name} ({chosen.title}) torch {torch.__version__} pid {os.getpid()} {framework}", *misspelt()]
     if FLOAT32_COLLECTIVES.get():
         said.append(f"16-bit tensors are reduced in float32 by {', '.join(FLOAT32_COLLECTIVES.get())}")
+    if SIM_PROFILE.get():
+        from ditorch import sim
+
+        if chosen.name != "sim":
+            raise SettingError(f"DITORCH_SIM_PROFILE is for the simulated accelerator, and {chosen.name} is in use.")
+        said.append(f"the simulated accelerator behaves like {sim.rehearsed()}")
     if FAULTS.get():
         from ditorch.sim import faults
 

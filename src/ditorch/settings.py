@@ -93,6 +93,19 @@ SIM_16BIT = Setting(
     "float32: the simulated accelerator computes 16-bit products and convolutions in float32 and rounds once, as chips "
     "do, which is faster; unset: with the CPU's own kernels, equal to the CPU to the last bit",
 )
+SIM_PROFILE = Setting(
+    "DITORCH_SIM_PROFILE",
+    "",
+    str,
+    "the simulated accelerator behaves like the chip of this profile: a file, or the name of one that comes along; see "
+    "docs/conformance.md",
+)
+REHEARSAL: Setting[Path | None] = Setting(
+    "DITORCH_REHEARSAL",
+    None,
+    lambda text: Path(text).expanduser(),
+    "a folder, set by `ditorch rehearse`: what the profile lacks is noted there and runs all the same",
+)
 SIM_TRITON = Setting(
     "DITORCH_SIM_TRITON",
     "interpret",

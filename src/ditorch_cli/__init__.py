@@ -35,6 +35,10 @@ _COMMANDS = {
         "ditorch_cli.report:command",
         "Write one HTML file about a run: what is wrong, what is slow, and every op call.",
     ),
+    "rehearse": (
+        "ditorch_cli.rehearse:command",
+        "Run a program on the simulated accelerator as on another chip: what is missing, what drifts, how long.",
+    ),
     "monitor": ("ditorch_cli.monitor:command", "Watch the memory and utilisation of a process, or of a command."),
     "doctor": (
         "ditorch_cli.doctor:doctor",

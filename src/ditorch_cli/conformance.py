@@ -18,7 +18,7 @@ import click
 from ditorch_cli.conformance_progress import Screen
 from ditorch_cli.conformance_text import show_difference, show_summary
 from ditorch_cli.run import run_variables
-from ditorch_conformance import devices, known, page, pytorch_tests, summary, tables
+from ditorch_conformance import devices, known, page, profiles, pytorch_tests, summary, tables
 from ditorch_conformance import diff as diffs
 from ditorch_conformance.engines import Engine, LocalEngine
 from ditorch_conformance.journal import Journal
@@ -224,6 +224,21 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
     else:
         show_difference(found)
     sys.exit(1 if found.lost else 0)
+
+
+@conformance.command()
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--chip", required=True, help="What the chip is called.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The file to write.")
+def profile(results: tuple[Path, ...], chip: str, out: Path) -> None:
+    """Distil a chip's profile from RESULTS: folders of `ditorch conformance ops`, or one published table.
+
+    `ditorch rehearse --profile FILE` and DITORCH_SIM_PROFILE=FILE make the simulated accelerator behave like that chip.
+    """
+    made = profiles.of_tables([tables.read(path) for path in results], chip)
+    tables.put(out, profiles.text(made))
+    missing = sum(bool(facts.get("missing")) for facts in made["kernels"].values())
+    click.echo(f"{out}: {chip}, {made['source']}; {len(made['kernels'])} kernels, {missing} of them missing in a dtype")
 
 
 def _tell(table: tables.Table, baseline: tables.Table | None, already: known.Known, as_json: bool) -> None:

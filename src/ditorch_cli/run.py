@@ -52,8 +52,8 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
     """
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise click.UsageError("Python was started with -I, -E or -S, and `ditorch run` cannot work under these.")
-    command = [*_interpreter(is_module, program), *(["-m"] if is_module else []), program, *arguments]
-    environment = {**os.environ, **run_variables(), "PATH": _search_path(), **variables(tools)}
+    command = command_line(is_module, program, arguments)
+    environment = {**os.environ, **run_variables(), "PATH": search_path(), **variables(tools)}
     has_tools = bool(environment.get("OP_TOOLS", "").strip())
     if tools["live"] and not has_tools:
         raise click.UsageError("--live shows what tools find: add one, such as --time or --autocompare.")
@@ -69,12 +69,17 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
         supervise(command, environment, folder, is_live=tools["live"])
 
 
+def command_line(is_module: bool, program: str, arguments: tuple[str, ...]) -> list[str]:
+    """What runs PROGRAM: a script, a module or a command."""
+    return [*_interpreter(is_module, program), *(["-m"] if is_module else []), program, *arguments]
+
+
 def _interpreter(is_module: bool, program: str) -> list[str]:
     """What runs the program: this Python, unless it is a command of another kind."""
     python = [sys.executable, *_interpreter_options()]
     if is_module or Path(program).exists() or os.sep in program:
         return [] if not is_module and _is_machine_code(program) else python
-    found = shutil.which(program, path=_search_path())
+    found = shutil.which(program, path=search_path())
     if found is None:
         return python  # which says that there is no such file
     return []
@@ -102,7 +107,7 @@ def run_variables() -> dict[str, str]:
     return {"DITORCH_RUN": "1", "PYTHONPATH": os.pathsep.join([_AUTOLOAD, *others])}
 
 
-def _search_path() -> str:
+def search_path() -> str:
     """Where commands are found: this Python's own last, for torchrun in an environment that is not activated."""
     folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if folder]
     own = os.path.dirname(sys.executable)

@@ -9,7 +9,7 @@ From a case to a page:
     journal.py       every attempt, written as it comes: all that is needed to go on after a kill
     runner.py        discovery, first attempts, second attempts
     results.py       one result per case; tables.py, causes.py, summary.py, known.py, diff.py, page.py show them
-    profile.py       what a chip lacks and where it errs, distilled; `ditorch rehearse` makes sim behave like it
+    profiles.py      what a chip lacks and where it errs, distilled; `ditorch rehearse` makes sim behave like it
 
 Only what runs in a worker imports torch.
 """

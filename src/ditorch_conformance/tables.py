@@ -110,8 +110,11 @@ def write(folder: Path, table: Table) -> None:
 def put(path: Path, text: str) -> None:
     """Files appear whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8", errors="replace")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8", errors="replace")
+        temporary.replace(path)
+    except OSError as error:
+        raise ConformanceError(f"{path} cannot be written ({error.strerror}): choose another place.") from None
 
 
 def _csv_lines(results: Sequence[Result]) -> Iterator[str]:

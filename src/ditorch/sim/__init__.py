@@ -31,11 +31,17 @@ import torch
 from torch.utils import backend_registration
 
 from ditorch.errors import SimulatorError
-from ditorch.settings import SIM_16BIT, SIM_DEVICES, SIM_MEMORY
+from ditorch.settings import REHEARSAL, SIM_16BIT, SIM_DEVICES, SIM_MEMORY, SIM_PROFILE
 
 __all__ = ["start", "started_as"]
 
 _started_as: str | None = None
+_rehearsed: str = ""  # the chip that it behaves like
+
+
+def rehearsed() -> str:
+    """The chip of DITORCH_SIM_PROFILE, in words; nothing where it behaves like itself."""
+    return _rehearsed
 
 
 def started_as() -> str | None:
@@ -56,6 +62,8 @@ def start(name: str = "sim", collectives: str | None = None) -> ModuleType:
         _check_name(name)
         register(build.library(), name, collectives or f"{name}ccl")
         _started_as = name
+        if SIM_PROFILE.get():
+            _behave_like(SIM_PROFILE.get(), name)
     elif name != _started_as:
         raise SimulatorError(
             f"The simulated accelerator runs as '{_started_as}' in this process already and cannot become '{name}': "
@@ -65,6 +73,16 @@ def start(name: str = "sim", collectives: str | None = None) -> ModuleType:
     from ditorch.sim import device_module
 
     return device_module
+
+
+def _behave_like(profile_name: str, name: str) -> None:
+    global _rehearsed
+    from ditorch.sim.chip_profile import ChipProfile
+    from ditorch.sim.rehearsal import Rehearsal
+
+    profile = ChipProfile.read(profile_name)
+    Rehearsal(profile, name, REHEARSAL.get())  # the dispatcher holds it
+    _rehearsed = f"{profile.chip}, by a profile that was {profile.source}"
 
 
 def _check_name(name: str) -> None:
