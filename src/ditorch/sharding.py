@@ -13,7 +13,7 @@ from typing import Any, Callable
 import torch
 
 from ditorch import ring_attention
-from ditorch.imports import after_import
+from ditorch_shared.imports import after_import
 
 Sharding = tuple[list[Any], list[Any]]  # where the results of a kernel lie, and where its arguments do; None: no tensor
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from ditorch.backend import Backend
-from ditorch.imports import after_import
 from ditorch.redirect.names import cuda_name, shown
 from ditorch.redirect.patch import Patches
 from ditorch.settings import SHOW_DEVICE_AS_CUDA
+from ditorch_shared.imports import after_import
 
 
 def apply(patches: Patches, backend: Backend) -> None:

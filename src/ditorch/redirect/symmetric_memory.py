@@ -10,8 +10,8 @@ import torch
 
 from ditorch.backend import Backend
 from ditorch.errors import MissingOnBackendError
-from ditorch.imports import after_import
 from ditorch.redirect.patch import Patches
+from ditorch_shared.imports import after_import
 
 _MODULE = "torch.distributed._symmetric_memory"
 _NAMES = ("empty", "rendezvous", "get_symm_mem_workspace", "get_mem_pool", "set_backend")

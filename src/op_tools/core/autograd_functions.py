@@ -83,13 +83,14 @@ def _run_engine_with_mode(*args: Any, **kwargs: Any) -> Any:
 @dynamo.hidden
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     run = super(_SingleLevelFunction, cls).apply
-    mode = _mode_of_this_thread()
+    mode = mode_of_this_thread()
     if mode is None:
         return run(*args, **kwargs)
     return mode.function_applied(cls, run, args, kwargs)
 
 
-def _mode_of_this_thread() -> Any:
+def mode_of_this_thread() -> Any:
+    """Ours, if it is on."""
     if _all_disabled():
         return None
     for index in range(torch._C._len_torch_function_stack()):

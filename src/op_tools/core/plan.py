@@ -39,6 +39,18 @@ class Plan:
         self.announced = False
         self.shortcut: Callable[..., Any] | None = None
 
+    def only_watches(self) -> None:
+        """For a call that has run already: nothing can be changed or timed."""
+        for tool in (*self.changers, *(tool for tool in self.watchers if tool.innermost)):
+            messages.say_not_seen_once(
+                "compiled",
+                tool.hook,
+                text=f"{type(tool).__name__} does not reach into what Inductor has compiled: "
+                "run with TORCHDYNAMO_DISABLE=1",
+            )
+        self.watchers = [tool for tool in self.watchers if not tool.innermost]
+        self.changers = []
+
     def announce(self) -> bool:
         """Says which tools apply, at the first call that concerns them. False when none does."""
         self.announced = True

@@ -13,7 +13,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from op_tools import native
-from op_tools.core import autograd_functions, dynamo, gradients, graphs, interruption, quiet, termination, where
+from op_tools.core import (
+    autograd_functions,
+    dynamo,
+    gradients,
+    graphs,
+    inductor,
+    interruption,
+    quiet,
+    termination,
+    where,
+)
 from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
 from op_tools.core.watcher import AnyWatcher
@@ -95,6 +105,7 @@ class Session:
             autograd_functions.watch(self, Mode)
             quiet.begin(self, Mode)
             graphs.watch(self)
+            inductor.watch(self)
         elif not awake and self._mode is not None:
             mode = self._mode
             self._leave()
@@ -106,6 +117,7 @@ class Session:
         autograd_functions.leave(self)
         quiet.end(self)
         graphs.leave(self)
+        inductor.leave(self)
 
     def _is_lost(self) -> bool:
         """Whether the mode has gone with the autograd node in which it was put on. Other stacks are unknown."""
@@ -182,6 +194,16 @@ class Mode(TorchFunctionMode):
         if plan is None or dynamo.is_tracing():
             return run(*args, **kwargs)
         return through_tools(self._plans, plan, run, args, kwargs)
+
+    def region_ran(self, region: Any, ran: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """A part of a compiled graph that has run: the tools that watch see it; its time is not known by itself."""
+        plan: Any = self._plans.get(region, _UNDECIDED)
+        if plan is _UNDECIDED:
+            plan = self._session.decide(region, region.name)
+            if plan is not None:
+                plan.only_watches()
+        if plan is not None:
+            through_tools(self._plans, plan, ran, args, {})
 
 
 def _put_under_the_stack(mode: Mode) -> None:

@@ -267,9 +267,9 @@ _TENSOR_NO_OPS = _words(
     __torch_dispatch__"""
 )
 _TORCH_NO_OPS = _words(
-    """_has_compatible_shallow_copy_type autograd.backward autograd.grad broadcast_shapes can_cast get_default_device
-    get_default_dtype get_device is_complex is_conj is_distributed is_floating_point is_inference is_neg is_nonzero
-    is_same_size is_signed is_storage is_tensor is_vulkan_available numel promote_types result_type
+    """_has_compatible_shallow_copy_type autograd.backward autograd.grad broadcast_shapes can_cast device
+    get_default_device get_default_dtype get_device is_complex is_conj is_distributed is_floating_point is_inference
+    is_neg is_nonzero is_same_size is_signed is_storage is_tensor is_vulkan_available numel promote_types result_type
     set_default_device typename"""
 )
 # These methods and functions; property reads, `torch.Tensor.grad.__set__`; profiler marks; what torch keeps to itself;

@@ -15,8 +15,8 @@ from typing import Any, Callable
 from torch.utils import _triton as torch_triton
 
 from ditorch.backend import Backend
-from ditorch.imports import after_import
 from ditorch.redirect.patch import Patches
+from ditorch_shared.imports import after_import
 
 _VARIABLE = "TRITON_INTERPRET"
 

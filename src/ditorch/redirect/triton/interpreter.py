@@ -15,8 +15,8 @@ import torch
 
 from ditorch.backend import Backend
 from ditorch.errors import MissingOnBackendError
-from ditorch.imports import after_import
 from ditorch.redirect.patch import Patches
+from ditorch_shared.imports import after_import
 
 _SCALARS = "_ditorch_scalars"
 _WHY = "Triton's kernels run in its interpreter, on the device's memory"

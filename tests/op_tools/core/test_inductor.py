@@ -1,0 +1,174 @@
+"""What Inductor has compiled, on CUDA or, without it, on the CPU: fused kernels go through the tools as regions."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import op_tools
+from op_tools.core import fused_regions
+
+from ...conftest import DEVICE
+
+pytestmark = pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # Inductor's advice on CUDA
+
+TEXT = """class GraphModule(torch.nn.Module):
+    def forward(self, primals_1: "f32[4, 8][8, 1]cuda:0", primals_2: "f32[8][1]cuda:0"):
+        # File: model.py:9 in forward, code: h = norm(x)
+        mean: "f32[4, 1][1, 1]cuda:0" = torch.ops.aten.mean.dim(primals_1, [1], True)
+        sub: "f32[4, 8][8, 1]cuda:0" = torch.ops.aten.sub.Tensor(primals_1, mean);  primals_1 = None
+
+        # File: model.py:10 in forward, code: return torch.relu(h * w)
+        mul: "f32[4, 8][8, 1]cuda:0" = torch.ops.aten.mul.Tensor(sub, primals_2);  sub = None
+        convert: "bf16[4, 8][8, 1]cuda:0" = torch.ops.prims.convert_element_type.default(mul, torch.bfloat16)
+        relu: "bf16[4, 8][8, 1]cuda:0" = torch.ops.aten.relu.default(convert);  convert = None
+        permute: "f32[8][1]cuda:0" = torch.ops.aten.permute.default(primals_2, [0])
+        return (relu, mean, permute, primals_2, None)
+"""
+SOURCE = """
+# Graph fragment:
+#   %mean : Tensor "f32[4, 1][1, 1]cuda:0"[num_users=2] = call_function[target=torch.ops.aten.mean.dim](args = (%x))
+#   return %mean
+triton_per_fused_mean_0 = async_compile.triton('triton_per_fused_mean_0', '''
+''')
+# Graph fragment:
+#   %relu : Tensor "bf16[4, 8][8, 1]cuda:0"[num_users=1] = call_function[target=torch.ops.aten.relu.default](args = ())
+#   return %relu
+triton_poi_fused_relu_1 = async_compile.triton('triton_poi_fused_relu_1', '''
+"""
+
+
+@pytest.fixture
+def regions():
+    return fused_regions.cut(fused_regions.read(TEXT), fused_regions.kernels_of(SOURCE), "forward_0")
+
+
+def test_a_graph_is_cut_at_the_values_that_are_known(regions):
+    mean, relu = regions
+    assert (mean.name, mean.reads, mean.writes) == ("torch.compile.triton_per_fused_mean_0", ["primals_1"], ["mean"])
+    assert relu.name == "torch.compile.triton_poi_fused_relu_1"
+    assert (relu.reads, relu.writes) == (["mean", "primals_1", "primals_2"], ["relu"])
+    assert relu.line == (
+        "model.py:10 forward: return torch.relu(h * w)  (fused with model.py:9; triton_poi_fused_relu_1)"
+    )
+
+
+def test_a_region_is_run_op_by_op_on_any_device_and_without_rounding_in_float64(regions, device):
+    _, relu = regions
+    x, weight = torch.randn(4, 8), torch.randn(8)
+    mean = x.mean(1, True)
+    expected = torch.relu(((x - mean) * weight).bfloat16())
+    assert torch.equal(relu(mean, x, weight), expected)
+    assert torch.equal(relu(*(value.to(device) for value in (mean, x, weight))).cpu(), expected)
+    exact = relu(mean.double(), x.double(), weight.double())
+    assert exact.dtype is torch.float64
+    assert torch.equal(exact, torch.relu((x.double() - mean.double()) * weight.double()))
+
+
+def test_random_numbers_are_not_drawn_again():
+    text = TEXT.replace("torch.ops.aten.relu.default(convert)", "torch.ops.prims.inductor_random.default([4], convert)")
+    (region,) = [part for part in fused_regions.cut(fused_regions.read(text), {}, "forward_0") if part.draws]
+    with pytest.raises(NotImplementedError, match="draws random numbers"):
+        region(torch.ones(4, 1), torch.ones(4, 8), torch.ones(8))
+
+
+@pytest.mark.parametrize("text", ["class <lambda>(torch.nn.Module): pass", TEXT.replace("(mul,", "(self.constant,")])
+def test_a_graph_that_is_not_understood_is_told(text):
+    with pytest.raises(fused_regions.UnreadableGraphError, match=r"its text has|it has"):
+        fused_regions.read(text)
+
+
+# ---- with Inductor itself --------------------------------------------------------------------------------------------
+
+REAL = "cuda" if DEVICE == "cuda" else "cpu"
+GELU, GELU_BROKEN = "0.7071067811865476", "0.70"
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.up(x))
+        hidden = torch.nn.functional.gelu(hidden)
+        chances = (hidden @ x.t()).softmax(-1)
+        return (chances * chances).sum(-1).mean()
+
+
+@pytest.fixture
+def step(monkeypatch):
+    torch._dynamo.reset()
+    model = Model().to(REAL)
+    compiled = torch.compile(model, backend="inductor")
+    data = torch.randn(32, 64, device=REAL)
+
+    def run() -> list[torch.Tensor]:
+        model.zero_grad()
+        loss = compiled(data)
+        loss.backward()
+        return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+    with mock.patch.dict(os.environ):  # Inductor leaves variables behind
+        yield run
+    torch._dynamo.reset()
+
+
+def _tool(kind: str, out: Path, **options: object) -> op_tools.core.tool.Tool:
+    tool = getattr(op_tools, kind)(out=out, verbose=0, **options)
+    tool.sees_cpu = REAL == "cpu"
+    return tool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["OpAutoCompare", "OpCapture", "OpOverflowCheck"])
+def test_watching_compiled_code_changes_nothing_and_finds_nothing_in_it(kind, step, tmp_path):
+    plain = step()
+    with _tool(kind, tmp_path) as tool:
+        watched = step()
+    assert all(map(torch.equal, plain, watched))
+    assert not list(tool.results) or kind == "OpCapture"
+    if kind == "OpAutoCompare":
+        assert ",torch.compile." in next(tmp_path.glob("**/*.csv")).read_text()
+
+
+@pytest.mark.slow
+def test_a_wrong_fused_kernel_is_named_with_its_lines(step, tmp_path):
+    with _tool("OpAutoCompare", tmp_path) as tool, _broken(GELU, GELU_BROKEN, step):
+        step()
+    worst = tool.summary.ranked()[0]
+    assert worst.name.startswith("torch.compile.")
+    lines = inspect.getsourcelines(Model.forward)
+    gelu = lines[1] + next(place for place, line in enumerate(lines[0]) if "gelu" in line)
+    assert f"test_inductor.py:{gelu}" in worst.where
+    if REAL == "cuda":
+        assert "triton_" in worst.where
+
+
+@contextmanager
+def _broken(old: str, new: str, step: Callable[[], object]) -> Iterator[None]:
+    """Puts a kernel with another constant in the place of the one that was generated."""
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.output_code import CompiledFxGraph
+
+    seen, own = [], CompiledFxGraph.__call__
+    with mock.patch.object(CompiledFxGraph, "__call__", lambda graph, inputs: seen.append(graph) or own(graph, inputs)):
+        step()
+    (graph,) = [graph for graph in seen if old in graph.source_code and not graph.fx_kwargs.get("is_backward")]
+    before = graph.source_code[: graph.source_code.index(old)]
+    name = before.rsplit(" = async_compile.", 1)[0].rsplit("\n", 1)[-1]
+    function = graph.current_callable
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    names = getattr(function, "__func__", function).__globals__
+    broken = getattr(PyCodeCache.load(graph.source_code.replace(old, new, 1)), name)
+    with mock.patch.dict(names, {name: broken}):
+        yield
