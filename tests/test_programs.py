@@ -11,7 +11,7 @@ import torch
 from programs import data, table
 from programs.catalogue import ALL
 from programs.record import HERE, Program, library
-from programs.run import command_line, run
+from programs.run import ProgramError, command_line, run
 
 
 @pytest.mark.slow
@@ -106,6 +106,21 @@ def test_a_program_of_more_ranks_than_gpus_is_skipped(written, monkeypatch):
     program = dataclasses.replace(written("print('loss 1.0')"), command="torchrun --nproc_per_node=2 main.py")
     result = run(program, "cuda", 1)
     assert (result.status, result.message) == ("skipped", "it takes 2 devices, here are 1")
+
+
+@pytest.mark.parametrize(
+    ("plainly", "status"), [("ValueError: 1", "broken"), ("ValueError: 2", "failed"), (None, "failed")]
+)
+def test_what_fails_without_ditorch_as_well_is_not_our_failure(written, monkeypatch, plainly, status):
+    def output(program, backend, timeout, plain=False):
+        if plain and plainly is None:
+            return "loss 1.0"
+        raise ProgramError(f"on cuda{' without ditorch' * plain}: {plainly if plain else 'ValueError: 1'}")
+
+    monkeypatch.setattr("programs.run._output", output)
+    result = run(written(""), "cuda", 1)
+    assert result.status == status
+    assert result.message.endswith("ValueError: 1")
 
 
 def test_the_table_tells_a_version_that_is_not_the_one_on_sim():

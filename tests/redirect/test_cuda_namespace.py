@@ -406,6 +406,21 @@ def test_type_names_say_cuda_and_are_understood(cuda) -> None:
     assert x.type("torch.FloatTensor").device.type == "cpu"
 
 
+def test_torch_dynamo_is_imported_while_a_type_of_the_device_is_the_default(run_python):
+    """Every optimizer imports it, late, and it compares the signatures of constructors."""
+    code = """
+        import torch, ditorch
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        layer = torch.nn.Linear(3, 3)
+        optimizer = torch.optim.Adam(layer.parameters())
+        layer(torch.Tensor(2, 3).fill_(1)).sum().backward()
+        optimizer.step()
+        print(layer.weight.is_cuda, torch.Tensor([1.0, 2.0]).sum().item(), type(layer.bias).__name__)
+    """
+    done = run_python(code, DITORCH_BACKEND="sim", DITORCH_DISABLE_MOCK="0", PYTHONWARNINGS="ignore")
+    assert done.stdout == "True 3.0 Parameter\n"
+
+
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 def test_a_cuda_type_can_be_the_default(cuda) -> None:
     torch.set_default_tensor_type("torch.cuda.DoubleTensor")

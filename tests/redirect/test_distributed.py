@@ -210,7 +210,10 @@ def _worker(rank, store, results):
         return tensor[0].item() == 3
 
     def random_tensors_of_a_mesh():
-        from torch.distributed.tensor import Shard, distribute_tensor
+        try:
+            from torch.distributed.tensor import Shard, distribute_tensor
+        except ImportError:  # torch 2.4
+            from torch.distributed._tensor import Shard, distribute_tensor
 
         mesh = dist.init_device_mesh("cuda", (2,))
         torch.manual_seed(0)
@@ -333,7 +336,9 @@ def test_sixteen_bit_tensors_are_reduced_in_float32_where_the_user_asks(run_pyth
         DITORCH_FLOAT32_COLLECTIVES="all_reduce, reduce_scatter",
     )
     assert "ditorch: 16-bit tensors are reduced in float32 by all_reduce, reduce_scatter\n" in done.stderr
-    assert done.stdout.splitlines() == [
+    # Gloo of torch 2.4 cannot scatter a list: its sum is made by another collective
+    said = done.stdout.replace("reduce_scatter_ {torch.float32}\nc10d::allreduce_", "reduce_scatter_")
+    assert said.splitlines() == [
         "c10d::allreduce_ {torch.float32}",
         "c10d::allreduce_ {torch.float32}",
         "c10d::_reduce_scatter_base_ {torch.float32}",

@@ -9,6 +9,8 @@ import contextlib
 import copy
 import functools
 import os
+import shutil
+import tempfile
 import warnings
 
 import pytest
@@ -366,6 +368,156 @@ def do_sequence_and_loss_parallel(rank, device):
     return {"loss": (losses[0] - losses[1]).abs().item(), "gradients": difference(*gradients)}
 
 
+class Attention(nn.Module):
+    """Heads of size 4, from tensors of shape (batch, sequence, width)."""
+
+    def __init__(self, heads):
+        super().__init__()
+        width = 4 * heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        split = [layer(x).unflatten(-1, (-1, 4)).transpose(1, 2) for layer in (self.query, self.key, self.value)]
+        mixed = functional.scaled_dot_product_attention(*split, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def attention_and_data(heads, length=12):
+    torch.manual_seed(0)
+    return Attention(heads).cuda(), torch.randn(2, length, 4 * heads).cuda()
+
+
+def do_tensor_parallel_attention(rank, device):
+    """A head for each process, and four heads for three of them."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    found = {}
+    for heads in (SIZE, SIZE + 1):
+        one, data = attention_and_data(heads)
+        model = copy.deepcopy(one)
+        plan = {name: ColwiseParallel(use_local_output=False) for name in ("query", "key", "value")}
+        parallelize_module(model, mesh(), {**plan, "out": RowwiseParallel()})
+        try:
+            found[f"{heads} heads"] = difference(train(model, data), train(one, data))
+        except Exception as error:  # noqa: BLE001 (it is the result)
+            found[f"{heads} heads"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def test_tensor_parallel_attention_is_right_or_refused(results):
+    for found in results(do_tensor_parallel_attention):
+        assert found["3 heads"] < 1e-5
+        uneven = found["4 heads"]
+        assert "not evenly divisible" in uneven or "uneven" in uneven if isinstance(uneven, str) else uneven < 1e-5
+
+
+def do_two_dimensions_of_shards(rank, device):
+    """FSDP2 beside tensor parallelism, and hybrid shards: along either dimension nothing divides evenly."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    inputs, own = batches(rank)
+    torch.manual_seed(0)
+    one = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4)).cuda()
+    expected = train(copy.deepcopy(one), inputs)
+    found = {}
+    for shape, data in (((SIZE, 1), own), ((1, SIZE), inputs)):
+        whole_mesh = dist.init_device_mesh("cuda", shape, mesh_dim_names=("data", "tensor"))
+        model = copy.deepcopy(one)
+        plan = {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel()}
+        parallelize_module(model, whole_mesh["tensor"], plan)
+        fully_shard(model, mesh=whole_mesh["data"])
+        found[f"FSDP and TP, {shape}"] = difference(train(model, data), expected)
+        hybrid = copy.deepcopy(one)
+        fully_shard(hybrid, mesh=whole_mesh)
+        found[f"hybrid, {shape}"] = difference(train(hybrid, own), expected)
+    return found
+
+
+def do_context_parallel_inside_fully_sharded(rank, device):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.experimental import context_parallel
+
+    one, data = attention_and_data(heads=2)
+    model = copy.deepcopy(one)
+    one(data).pow(2).mean().backward()
+    fully_shard(model)
+    with options(True), context_parallel(mesh(), buffers=[data], buffer_seq_dims=[1]):
+        model(data).pow(2).mean().backward()
+    gradients = [[parameter.grad for parameter in each.parameters()] for each in (model, one)]
+    return {"CP and FSDP": difference(*gradients)}
+
+
+def do_reductions_of_uneven_shards(rank, device):
+    """What only NCCL has, made of sums, under FSDP2: averages of 16 bits in float32, premultiplied sums."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from ditorch.redirect import precision
+
+    inputs, own = batches(rank)
+    found = {}
+    one = small_model()
+    one(inputs).pow(2).mean().backward()
+    wanted = [parameter.grad for parameter in one.parameters()]
+    patches = precision.applied(["all_reduce", "reduce_scatter"])
+    try:
+        model = small_model()
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+        model(own).pow(2).mean().backward()
+        found["bfloat16"] = difference([p.grad for p in model.parameters()], wanted) / 1e3
+    finally:
+        patches.undo()
+    model = small_model()
+    fully_shard(model)
+    if hasattr(model, "set_gradient_divide_factor"):  # torch 2.8 and newer
+        model.set_gradient_divide_factor(2.0)
+        model(own).pow(2).mean().backward()
+        doubled = [2 * whole(p.grad) / SIZE for p in model.parameters()]
+        found["divided by two"] = difference(doubled, wanted)
+    return found
+
+
+def do_collectives_of_uneven_parts(rank, device):
+    sizes = [1, 4, 2]
+    parts = [torch.full((size,), 10.0 * rank + index, device=device) for index, size in enumerate(sizes)]
+    gathered = [torch.empty(size, device=device) for size in sizes]
+    own = torch.full((sizes[rank],), float(rank), device=device)
+    dist.all_gather(gathered, own)
+    received = torch.empty(SIZE * sizes[rank], device=device)
+    dist.all_to_all_single(received, torch.cat(parts), [sizes[rank]] * SIZE, sizes)
+    together = [torch.full((size,), rank + 1.0, device=device) for size in (SIZE, 4 * SIZE)]
+    scattered = [torch.empty(size, device=device) for size in (1, 4)]
+    with dist._coalescing_manager():
+        for output, given in zip(scattered, together):
+            dist.reduce_scatter_tensor(output, given, op=dist.ReduceOp.AVG)
+    expected = [
+        *(torch.full((size,), float(index), device=device) for index, size in enumerate(sizes)),
+        torch.cat([torch.full((sizes[rank],), 10.0 * sender + rank, device=device) for sender in range(SIZE)]),
+        *(torch.full_like(output, 2.0) for output in scattered),
+    ]
+    return {"collectives": difference([*gathered, received, *scattered], expected)}
+
+
+def do_checkpoint_of_uneven_shards(rank, device):
+    from torch.distributed import checkpoint
+    from torch.distributed.fsdp import fully_shard
+
+    place = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(place, 0)
+    saved, loaded = small_model(), small_model()
+    fully_shard(saved)
+    train(saved, batches(rank)[1])
+    checkpoint.save({"model": saved.state_dict()}, checkpoint_id=place[0])
+    fully_shard(loaded)
+    state = {"model": loaded.state_dict()}
+    checkpoint.load(state, checkpoint_id=place[0])
+    loaded.load_state_dict(state["model"])
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(place[0])
+    return {"checkpoint": difference(*([p.detach() for p in each.parameters()] for each in (saved, loaded)))}
+
+
 def do_synchronized_batch_norm_of_uneven_batches(rank, device):
     torch.manual_seed(0)
     sizes = [2, 3, 4]
@@ -389,6 +541,11 @@ def do_synchronized_batch_norm_of_uneven_batches(rank, device):
         do_split_optimizer,
         do_tensor_parallel,
         do_sequence_and_loss_parallel,
+        do_two_dimensions_of_shards,
+        do_context_parallel_inside_fully_sharded,
+        do_reductions_of_uneven_shards,
+        do_collectives_of_uneven_parts,
+        do_checkpoint_of_uneven_shards,
         do_synchronized_batch_norm_of_uneven_batches,
     ],
     ids=lambda function: function.__name__[3:],

@@ -31,7 +31,10 @@ def apply(patches: Patches, backend: Backend) -> None:
     for name, (source, result) in ARGUMENTS.items():
         if not hasattr(distributed_c10d, name):
             continue
-        wrapper = _summing(getattr(distributed_c10d, name), source, result, averages)
+        original = getattr(distributed_c10d, name)
+        if name == "reduce_scatter":
+            original = _of_whole_sums(original)
+        wrapper = _summing(original, source, result, averages)
         for owner in (torch.distributed, distributed_c10d):
             patches.assign(owner, name, wrapper, "the accelerator's collectives cannot do all that NCCL can")
 
@@ -61,6 +64,28 @@ def _summing(original: Callable[..., Any], source: str, result: str, averages: b
         factor = 1 / count if is_average else operation.__getstate__()[1]
         given.arguments[source] = _scaled(given.arguments[source], factor, in_place=source == result)
         return original(*given.args, **given.kwargs)
+
+    return collective
+
+
+def _of_whole_sums(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
+    """Where the collectives cannot scatter a list (Gloo in torch 2.4), each process takes its part of the sum."""
+    signature = inspect.signature(reduce_scatter)
+
+    @functools.wraps(reduce_scatter)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return reduce_scatter(*args, **kwargs)
+        except RuntimeError as error:
+            if "does not support reduce_scatter" not in str(error):
+                raise
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        parts, output, group = (given.arguments[name] for name in ("input_list", "output", "group"))
+        whole = torch.cat([part.reshape(-1) for part in parts])
+        own = whole.split([part.numel() for part in parts])[torch.distributed.get_rank(group)].view_as(output)
+        work = torch.distributed.all_reduce(whole, given.arguments["op"], group, given.arguments["async_op"])
+        return finished(work, partial(output.copy_, own), output)
 
     return collective
 

@@ -12,7 +12,7 @@ import torch
 class FinishedWork:
     """Work of torch.distributed's that is finished off, once, when it is waited for."""
 
-    def __init__(self, work: Any, finish: Callable[[], None], result: torch.Tensor) -> None:
+    def __init__(self, work: Any, finish: Callable[[], object], result: torch.Tensor) -> None:
         self._work = work
         self._finish = finish
         self._result = result
@@ -45,7 +45,7 @@ class FinishedWork:
         return getattr(self._work, name)
 
 
-def finished(work: Any, finish: Callable[[], None], result: torch.Tensor) -> Any:
+def finished(work: Any, finish: Callable[[], object], result: torch.Tensor) -> Any:
     """What a collective returns: work that finishes it off, or None where it is done."""
     if work is not None:
         return FinishedWork(work, finish, result)

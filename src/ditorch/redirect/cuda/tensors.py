@@ -160,10 +160,12 @@ class _DefaultType:
         self._constructor.undo()
         original: Any = torch.Tensor.__new__
 
-        def new(cls: Any, *args: Any, **options: Any) -> Any:
-            if cls is torch.Tensor and not options:
-                return kind(*args)
-            return original(cls, *args, **options)
+        def new(
+            *args: Any, **options: Any
+        ) -> Any:  # any other signature is refused by torch._dynamo, which has its own
+            if args[0] is torch.Tensor and not options:
+                return kind(*args[1:])
+            return original(*args, **options)
 
         self._constructor.assign(torch.Tensor, "__new__", staticmethod(new), "the default type is the device's")
 
