@@ -56,7 +56,7 @@ def main() -> int:
                 _keep(options.json, result)
     counts = {
         status: sum(result.status == status for result in results)
-        for status in ("passed", "refused", "failed", "skipped")
+        for status in ("passed", "refused", "broken", "failed", "skipped")
     }
     print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
     return int(counts["failed"] > 0)

@@ -43,7 +43,7 @@ QUIET = {
 class Result:
     program: str
     version: str
-    # passed, failed, refused (with the message that the program's record expects) or skipped
+    # passed, failed, skipped; refused, with the message that the program's record expects; broken: without ditorch, too
     status: str
     message: str = ""
     # How many numbers were compared, the largest relative difference, and whether all were equal as printed.
@@ -72,11 +72,25 @@ def run(program: Program, backend: str, timeout: float) -> Result:
         tolerance = program.tolerance if backend == "sim" else max(program.tolerance, OTHER_KERNELS)
         difference = _difference(seen, expected, tolerance, _where(reference, plain=True))
     except ProgramError as failure:
-        refused = program.refusal and re.search(program.refusal, str(failure))
-        status, message = ("refused", refused[0]) if refused else ("failed", str(failure))
+        status, message = _of_failure(program, backend, timeout, str(failure))
         return Result(program.name, program.version, status, message, seconds=round(time.monotonic() - start, 1))
     message = f"not compared: {program.uncompared}" if program.uncompared else ""
     return Result(program.name, program.version, "passed", message, len(seen), difference, round(seconds, 1))
+
+
+def _of_failure(program: Program, backend: str, timeout: float, failure: str) -> tuple[str, str]:
+    """Whose failure it is: the device's, where the program is refused as expected, the program's own, or ours."""
+    refused = re.search(program.refusal, failure) if program.refusal else None
+    if refused:
+        return "refused", refused[0]
+    if backend == GENUINE and failure.startswith(_where(backend, plain=False)):
+        try:
+            _output(program, backend, timeout, plain=True)
+        except ProgramError as plainly:
+            reason = failure.partition(": ")[2]
+            if reason == str(plainly).partition(": ")[2]:
+                return "broken", f"fails without ditorch as well: {reason}"
+    return "failed", failure
 
 
 def _lacking_devices(program: Program, backend: str) -> str | None:
@@ -124,6 +138,8 @@ def _output(program: Program, backend: str, timeout: float, plain: bool = False)
         environment.setdefault("DITORCH_CACHE", str(Path.home() / ".cache/ditorch"))
         if backend == "cpu":
             environment.update(CUDA_VISIBLE_DEVICES="", TORCHDYNAMO_DISABLE="1")  # the plainest CPU run there is
+        if backend == GENUINE:
+            environment.update(PROGRAM_DETERMINISTIC="1", CUBLAS_WORKSPACE_CONFIG=":4096:8")
         log = Path(folder) / "log"
         with log.open("w") as stream:
             process = subprocess.Popen(

@@ -71,6 +71,8 @@ def _with_version(result: dict[str, Any] | None, other: dict[str, Any] | None, p
 def _in_words(result: dict[str, Any] | None, program: Program) -> str:
     if result is None or result["status"] == "skipped":
         return "–"
+    if result["status"] == "broken":
+        return str(result["message"])
     if result["status"] != "passed":
         return f"**{result['status']}**: {result['message']}"
     if result["message"]:

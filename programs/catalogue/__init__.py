@@ -6,5 +6,6 @@ from ..record import Program
 from .examples import EXAMPLES
 from .libraries import LIBRARIES
 from .repositories import REPOSITORIES
+from .research import RESEARCH
 
-ALL: tuple[Program, ...] = (*REPOSITORIES, *EXAMPLES, *LIBRARIES)
+ALL: tuple[Program, ...] = (*REPOSITORIES, *EXAMPLES, *RESEARCH, *LIBRARIES)

@@ -13,6 +13,9 @@ torch.cuda.set_device(0)
 torch.manual_seed(1)
 arguments = ModelArgs(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=96, max_batch_size=2, max_seq_len=32)
 model = Transformer(arguments)
+with torch.no_grad():
+    for parameter in model.parameters():  # without a checkpoint they are what memory held
+        parameter.copy_(torch.randn(parameter.shape) * 0.1 + (parameter.dim() == 1))
 state = model.state_dict()
 if torch.cuda.is_bf16_supported():
     torch.set_default_tensor_type(torch.cuda.BFloat16Tensor)
