@@ -23,6 +23,10 @@ _COMMANDS = {
         "ditorch_cli.reproduce:command",
         "Make a captured op call a small script that needs torch only and fails while the fault is there.",
     ),
+    "diagnose": (
+        "ditorch_cli.diagnose:command",
+        "From a good run and a bad loss to the guilty op, with a script that proves it.",
+    ),
     "bisect": (
         "ditorch_cli.bisect:command",
         "Find the smallest set of ops which, run on the CPU, makes a program right again.",

@@ -74,7 +74,7 @@ class Bisection:
         self._seconds = seconds
         self._told = told
         self._run_program = run
-        self._used = 0
+        self._told_of: list[Outcome] = []
 
     def run(self, suspects: Sequence[str] = ()) -> Bisected:
         result = Bisected(self._command, self._check.name, self._way.words, suspects=list(suspects))
@@ -136,12 +136,14 @@ class Bisection:
         return True
 
     def _passes(self, ops: Sequence[str]) -> bool:
-        return bool(self._trial(ops, f"{len(ops)} ops {self._way.words}").passes) if ops else False
+        title = f"{len(ops)} {'op' if len(ops) == 1 else 'ops'} {self._way.words}"
+        return bool(self._trial(ops, title).passes) if ops else False
 
     def _trial(self, ops: Sequence[str], title: str) -> Outcome:
         known = self._journal.find(ops)
         if known is not None:
-            self._say(title, ops, known, "known")
+            if known not in self._told_of:
+                self._say(title, ops, known, "known")
             return known
         return self._run(ops, title)
 
@@ -160,10 +162,10 @@ class Bisection:
         return outcome
 
     def _say(self, title: str, ops: Sequence[str], outcome: Outcome, how: str) -> None:
-        self._used += 1
-        word = {True: "passes", False: "fails", None: "?"}[outcome.passes]
+        self._told_of.append(outcome)
+        word = {True: "passes, ", False: "fails, ", None: ""}[outcome.passes]
         names = f": {', '.join(ops)}" if 0 < len(ops) <= 2 and ops[0] not in (EVERYTHING, ALL_BUT_RANDOM) else ""
-        self._told(f"{self._used:3}. {title}{names}: {word}, {outcome.reason} [{how}]")
+        self._told(f"{len(self._told_of):3}. {title}{names}: {word}{outcome.reason} [{how}]")
 
     def _next_commands(self, ops: Sequence[str]) -> list[str]:
         names, program = ",".join(ops), shlex.join(self._command)

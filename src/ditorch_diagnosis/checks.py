@@ -139,6 +139,22 @@ class LikeGood:
         return len(seen) >= len(self._good) or is_too_far
 
 
+class UntilStep:
+    """No check: a run is over when this training step is."""
+
+    name = "none"
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def verdict(self, ended: Ended) -> Verdict:
+        return Verdict(None, "nothing was asked")
+
+    def is_decided(self, going_on: Ended) -> bool:
+        seen = losses.noted_with_steps(going_on.run)
+        return bool(seen) and seen[-1][0] > self._step
+
+
 def _losses(ended: Ended, wanted: re.Pattern[str] | None) -> list[float]:
     return losses.noted(ended.run) if wanted is None else losses.printed(ended.output, wanted)
 

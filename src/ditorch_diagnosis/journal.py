@@ -31,31 +31,29 @@ class Outcome:
     folder: str
 
 
-class Journal:
-    """A line for each trial behind one that says what is searched; a last line that is half-written is dropped."""
+class Log:
+    """A file to which lines of JSON are appended, behind one that says what they belong to.
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    A last line that is half-written, because the process was killed, is dropped.
+    """
+
+    def __init__(self, folder: Path, name: str, schema: str, identity: str) -> None:
         self.folder = folder
-        self._path = folder / FILE
-        self._known: dict[tuple[str, ...], Outcome] = {}
-        self.trials: list[Outcome] = []
+        self._path = folder / name
+        self.lines: list[dict[str, Any]] = []
         if self._path.exists():
-            self._read(identity)
+            self._read(schema, identity)
         else:
-            self._append({"schema": SCHEMA, "identity": identity})
+            self._write({"schema": schema, "identity": identity})
 
-    def find(self, ops: Sequence[str]) -> Outcome | None:
-        return self._known.get(tuple(sorted(ops)))
+    def append(self, content: dict[str, Any]) -> None:
+        self.lines.append(content)
+        self._write(content)
 
-    def add(self, outcome: Outcome) -> None:
-        self._keep(outcome)
-        self._append(asdict(outcome))
+    def damaged(self) -> DiagnosisError:
+        return DiagnosisError(f"{self._path} is damaged: remove it, or give another folder (--out)")
 
-    def _keep(self, outcome: Outcome) -> None:
-        self._known.setdefault(tuple(sorted(outcome.ops)), outcome)
-        self.trials.append(outcome)
-
-    def _append(self, content: dict[str, Any]) -> None:
+    def _write(self, content: dict[str, Any]) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
@@ -65,25 +63,51 @@ class Journal:
                 f"{self.folder} cannot be written ({error.strerror}): give another folder (--out)"
             ) from None
 
-    def _read(self, identity: str) -> None:
+    def _read(self, schema: str, identity: str) -> None:
         try:
             text = self._path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise DiagnosisError(f"{self._path} cannot be read: {error.strerror}") from None
         whole, _, half = text.rpartition("\n")
-        lines = whole.splitlines()
         try:
-            head = json.loads(lines[0])
-            if head["schema"] != SCHEMA:
+            head, *lines = [json.loads(line) for line in whole.splitlines()]
+            if head["schema"] != schema:
                 raise DiagnosisError(f"{self._path} is of another release ({head['schema']}): give another folder")
             if head["identity"] != identity:
                 raise DiagnosisError(f"{self.folder} holds the search of another command or check: give another folder")
-            for line in lines[1:]:
-                self._keep(Outcome(**json.loads(line)))
-        except (ValueError, TypeError, KeyError, IndexError):
-            raise DiagnosisError(f"{self._path} is damaged: remove it, or give another folder (--out)") from None
-        if half:  # the process was killed while it wrote
+        except (ValueError, TypeError, KeyError):
+            raise self.damaged() from None
+        if not all(isinstance(line, dict) for line in lines):
+            raise self.damaged()
+        self.lines = lines
+        if half:
             self._path.write_text(whole + "\n", encoding="utf-8")
+
+
+class Journal:
+    """The trials of a search."""
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self.folder = folder
+        self._log = Log(folder, FILE, SCHEMA, identity)
+        self._known: dict[tuple[str, ...], Outcome] = {}
+        self.trials: list[Outcome] = []
+        try:
+            for line in self._log.lines:
+                self._keep(Outcome(**line))
+        except TypeError:
+            raise self._log.damaged() from None
+
+    def find(self, ops: Sequence[str]) -> Outcome | None:
+        return self._known.get(tuple(sorted(ops)))
+
+    def add(self, outcome: Outcome) -> None:
+        self._keep(outcome)
+        self._log.append(asdict(outcome))
+
+    def _keep(self, outcome: Outcome) -> None:
+        self._known.setdefault(tuple(sorted(outcome.ops)), outcome)
+        self.trials.append(outcome)
 
 
 def identity(command: Sequence[str], *more: str) -> str:

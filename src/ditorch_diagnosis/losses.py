@@ -43,7 +43,12 @@ def printed(path: Path, wanted: re.Pattern[str]) -> list[float]:
 
 
 def noted(run: Path) -> list[float]:
-    """The losses that the first rank of a run has noted, in their order; a line that is half-written ends them."""
+    """The losses that the first rank of a run has noted, in their order."""
+    return [loss for _, loss in noted_with_steps(run)]
+
+
+def noted_with_steps(run: Path) -> list[tuple[int, float]]:
+    """The same, each with its training step; a line that is half-written ends them."""
     files = sorted((run / "losses").glob("*.jsonl"), key=_rank_and_size)
     if not files:
         return []
@@ -56,7 +61,8 @@ def noted(run: Path) -> list[float]:
         if not line.endswith("\n"):
             break
         try:
-            found.append(float(json.loads(line)["loss"]))
+            content = json.loads(line)
+            found.append((int(content["step"]), float(content["loss"])))
         except (ValueError, TypeError, KeyError):
             raise DiagnosisError(f"{files[0]} cannot be used: line {len(found) + 1} is no loss") from None
     return found

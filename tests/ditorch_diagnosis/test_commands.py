@@ -66,7 +66,7 @@ def test_a_suspect_is_confirmed_with_a_log_of_a_good_run(program):
     assert (code, found["verdict"], found["ops"]) == (1, "found", [GELU]), told
     assert (found["schema"], found["exit_code"], len(found["trials"])) == ("ditorch.bisect/1", 1, 4)
     assert found["next"][0] == f"ditorch run --fallback {GELU} {program} 2"
-    assert "1 ops on the CPU: torch.nn.functional.gelu: passes" in told
+    assert "1 op on the CPU: torch.nn.functional.gelu: passes" in told
 
 
 @pytest.mark.slow

@@ -56,6 +56,8 @@ class Case:
             values = trees.map_tensors(lambda tensor: placed[id(tensor)], (self.args, self.kwargs))
             return map_plain(lambda value: _there(value, device, dtype), values)
 
+        if device != "cpu" and dtype is None:
+            return check.run_on_device(self.op, arguments, self.gradients, self.autocast, device)
         return check.run(self.op, arguments, self.gradients, self.autocast, device, dtype)
 
 

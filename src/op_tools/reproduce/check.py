@@ -61,6 +61,27 @@ def run(
     return found
 
 
+def run_on_device(
+    op: Callable[..., Any],
+    arguments: Callable[..., tuple[Any, dict[str, Any]]],
+    gradients: list[torch.Tensor | None],
+    autocast: torch.dtype | None,
+    device: str,
+) -> dict[str, torch.Tensor]:
+    """The same on the device, behind a call with other numbers: an op that leaves memory unwritten shows those."""
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        is_float = tensor.is_floating_point() or tensor.is_complex()
+        return (tensor.detach() * 2 + 1).requires_grad_(tensor.requires_grad) if is_float else tensor
+
+    def others(place: Callable[..., Any], device: str, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
+        return arguments(lambda tensor: place(other(tensor)), device, dtype)
+
+    with contextlib.suppress(Exception):  # other numbers may be none that the op takes
+        run(op, others, [None if one is None else other(one) for one in gradients], autocast, device)
+    return run(op, arguments, gradients, autocast, device)
+
+
 def error(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
     """The largest difference, and that of the norms, relative to the right result."""
     if got.shape != want.shape:

@@ -17,7 +17,7 @@ from op_tools.storage.encoding import ForeignDevice
 
 MAX_LITERALS = 128  # numbers of a tensor that are written out
 DATA = "reproduce.pt"
-_HELPERS = (check.tensors_in, check.run, check.error, check.times_too_far)
+_HELPERS = (check.tensors_in, check.run, check.run_on_device, check.error, check.times_too_far)
 
 _HEAD = '''"""{name} is wrong on {device}. Needs torch only.
 
@@ -67,7 +67,7 @@ def on_device():
         torch.empty(1, device=DEVICE)
     except Exception as reason:
         return RECORDED, f"as recorded on {device} ({{DEVICE}} cannot be used here: {{str(reason).splitlines()[0]}})"
-    return run(op, arguments, GRADIENTS, AUTOCAST, DEVICE), f"on {{DEVICE}}, now"
+    return run_on_device(op, arguments, GRADIENTS, AUTOCAST, DEVICE), f"on {{DEVICE}}, now"
 
 
 def main():

@@ -75,10 +75,13 @@ def reproduce(
         result.steps.append(again)
     if shrinks and device is not None and verdict.is_wrong:
         shrinker = Shrinker(lambda one: judged(one, one.run(device)).is_wrong, result.steps.append)
-        case = shrinker.shrink(case)
-        result.tries, got = shrinker.tries, case.run(device)
-        verdict = judged(case, got)
-        result.ratios = verdict.ratios
+        small = shrinker.shrink(case)
+        result.tries, again_got = shrinker.tries, small.run(device)
+        if judged(small, again_got).is_wrong:
+            case, got, verdict = small, again_got, judged(small, again_got)
+            result.ratios = verdict.ratios
+        else:
+            result.steps = ["not made smaller: the fault comes and goes"]
     result.elements = sum(base.tensor.numel() for base in case.bases())
     machine = _machine_of(capture) if device is None else {}
     _write(out, case, got, verdict, result, machine or _this_machine(device, driver))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
 import shutil
 import subprocess
-import venv
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,8 @@ import op_tools
 from ditorch.sim import faults
 from ditorch_cli.reproduce import command
 from op_tools.storage import store
+
+from ... import bare
 
 
 @pytest.fixture
@@ -44,29 +44,7 @@ def invoked(*arguments):
 
 @pytest.fixture(scope="session")
 def bare_python(tmp_path_factory):
-    """The Python of a new virtual environment that has torch and what torch requires, and nothing else."""
-    folder = tmp_path_factory.mktemp("bare")
-    venv.create(folder, with_pip=False)
-    there = next((folder / "lib").glob("python*")) / "site-packages"
-    wanted, known = ["torch"], set()
-    for name in wanted:  # grows as we go
-        distribution = importlib.metadata.distribution(name)
-        for top in {Path(str(file)).parts[0] for file in distribution.files or ()} - {"..", "__pycache__", "bin"}:
-            if not (there / top).exists():
-                (there / top).symlink_to(distribution.locate_file(top))
-        for required in distribution.requires or ():
-            one = re.match(r"[\w.-]+", required)[0].lower()
-            if "extra ==" not in required and one not in known and installed(one):
-                known.add(one)
-                wanted.append(one)
-    return folder / "bin" / "python"
-
-
-def installed(name):
-    try:
-        return bool(importlib.metadata.distribution(name).files)
-    except importlib.metadata.PackageNotFoundError:
-        return False
+    return bare.environment(tmp_path_factory.mktemp("bare"))
 
 
 RUNS = """
@@ -141,6 +119,18 @@ def test_shrunk_it_is_a_few_numbers_in_the_script_forward_and_backward(device, c
     assert made["elements"] < 1024
     codes, printed = run_bare("forward", "reproduce")
     assert codes == [1, 1], printed
+
+
+def test_a_fault_of_backward_alone_is_shrunk_where_shapes_depend_on_each_other(device, capture, run_bare):
+    with faults.inject("aten.native_layer_norm_backward: tail=0.5", device):
+        layer = torch.nn.LayerNorm(64).to(device)
+        x = torch.randn(8, 32, 64, device=device, requires_grad=True)
+        capture(lambda: layer(x).square().sum().backward())
+        folder = next(one for one in store.find_captures("captured") if "layer_norm" in str(one))
+        code, made = invoked(folder, "--device", device, "--shrink")
+    assert (code, made["wrong"]) == (1, True)
+    assert made["elements"] < 500
+    assert run_bare("reproduce")[0] == [1]
 
 
 def test_strides_views_and_odd_arguments_are_rebuilt(device, capture, run_bare):
