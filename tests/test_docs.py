@@ -29,6 +29,19 @@ def test_the_tables_are_what_the_code_says():
     assert (done.stdout, done.returncode) == ("", 0)
 
 
+# data of one page, a journal and figures that only ditorch itself reads
+OWN_SCHEMAS = {"ditorch.report/1", "ditorch.trials/1", "ditorch.histograms/1"}
+
+
+def test_every_schema_is_documented():
+    """What `--json` prints and what lies in a run's folder has a version, and a page that tells its keys."""
+    sources = (ROOT / "src").rglob("*.py")
+    written = {name for file in sources for name in re.findall(r'"(ditorch\.[a-z.]+/\d+)"', file.read_text("utf-8"))}
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert not {name for name in written - OWN_SCHEMAS if name not in pages}
+    assert "ditorch.doctor/1" in written
+
+
 @each_page
 def test_every_table_has_rows_and_an_end(page):
     text = page.read_text(encoding="utf-8")
