@@ -6,8 +6,6 @@ from typing import Any
 
 from ..record import Program
 
-RANDOM = "draws random numbers on the device"
-
 
 def of_checkout(
     name: str, what: str, repository: str, commit: str, script: str, *packages: str, **more: Any
@@ -154,14 +152,6 @@ RESEARCH: tuple[Program, ...] = (
         "termcolor",
     ),
     of_checkout(
-        "torchtune",
-        "LoRA, checkpointing, DPO, generation with a cache",
-        "pytorch/torchtune",
-        "bd2a0fc7c",
-        "torchtune_finetuning",
-        "torchao",
-    ),
-    of_checkout(
         "liger-kernel",
         "Triton kernels of a Llama and its losses",
         "linkedin/Liger-Kernel",
@@ -170,16 +160,6 @@ RESEARCH: tuple[Program, ...] = (
         "triton",
         "transformers",
         folder="src",
-        uncompared="its kernels need a device",
-    ),
-    of_checkout(
-        "flash-linear-attention",
-        "Triton kernels of four linear attentions",
-        "fla-org/flash-linear-attention",
-        "bc3b101d",
-        "flash_linear_attention",
-        "triton",
-        "transformers",
         uncompared="its kernels need a device",
     ),
 )

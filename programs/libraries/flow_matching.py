@@ -13,11 +13,12 @@ for kind in (
     cfm.ExactOptimalTransportConditionalFlowMatcher,
 ):
     torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(0)  # the paths draw, too, on the device
     model = MLP(dim=2, time_varying=True, w=32).to(device)
     optimizer = torch.optim.Adam(model.parameters())
     matcher = kind(sigma=0.0)
     for _ in range(2):
-        start, end = torch.randn(32, 2).to(device), (torch.randn(32, 2) + 4).to(device)
+        start, end = torch.randn(32, 2, generator=draw).to(device), (torch.randn(32, 2, generator=draw) + 4).to(device)
         time = torch.linspace(0.01, 0.99, 32).to(device)
         if kind is cfm.ExactOptimalTransportConditionalFlowMatcher:
             distance = matcher.ot_sampler.get_map(start, end)
@@ -30,7 +31,7 @@ for kind in (
             optimizer.step()
             print(f"{kind.__name__} loss {loss.item():.5f}")
 with torch.no_grad():
-    points = torch.randn(16, 2).to(device)
+    points = torch.randn(16, 2, generator=draw).to(device)
     path = odeint(
         lambda t, x: model(torch.cat([x, t.expand(len(x), 1)], -1)),
         points,

@@ -34,7 +34,7 @@ for _ in range(2):
     trainer.optimize(optimizer)
     print(f"loss {loss.item():.5f}")
 torch.manual_seed(1)
-classifier = create_classifier(64, False, 32, 1, "16", True, True, "attention").to(device)
+classifier = create_classifier(64, False, 32, 1, "32", True, True, "attention").to(device)
 
 
 def gradient(x, t, y=None):
