@@ -115,6 +115,8 @@ def test_the_way_for_releases_that_cannot_mark_code(device):
 
     from op_tools.core import dynamo
 
+    if not hasattr(dynamo._eval_frame, "get_eval_frame_callback"):
+        pytest.skip("this torch does not tell which callback is set; here the other tests go this way")
     seen = []
 
     def note(x):
