@@ -31,6 +31,7 @@ _COMMANDS = {
         "ditorch_cli.bisect:command",
         "Find the smallest set of ops which, run on the CPU, makes a program right again.",
     ),
+    "export": ("ditorch_cli.export:command", "Write the statistics of a run as a table: Parquet, CSV or JSON lines."),
     "conformance": (
         "ditorch_cli.conformance:conformance",
         "Run PyTorch's own tests and ops on this accelerator; tables, causes, comparisons.",

@@ -10,7 +10,10 @@ and left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
+
+import torch
 
 from op_tools.compare_runs.calls import CHECKSUM, INF, MAX, MEAN, MIN, NAN, NORM, NUMEL, SKETCH, STD, Numbers, Seen
 from op_tools.device import digest
@@ -87,6 +90,47 @@ def distance(a: Seen, b: Seen, with_sketch: bool = True) -> Distance | None:
         return _by_old_sketch(x, y, sketch, told, root, norm)
     estimate = _by_sketch(sketch[0], sketch[1], a.kind.real_shape)
     return Distance(max(told, estimate), max(told, estimate))
+
+
+def distances(pairs: Sequence[tuple[Seen, Seen]]) -> dict[tuple[int, int], Distance]:
+    """The same for many tensors at once, by their ids; those that need a closer look are left out."""
+    easy = [(a, b) for a, b in pairs if _is_easy(a, b)]
+    if len(easy) < _MIN_AT_ONCE:
+        return {}
+    x, y = (torch.tensor([pair[side].numbers for pair in easy], dtype=torch.float64, device="cpu") for side in (0, 1))
+    norm = torch.maximum(x[:, NORM], y[:, NORM])
+    root = (x[:, NUMEL] - x[:, NAN] - x[:, INF]).sqrt()
+    apart = (x - y).abs()
+    spread = torch.minimum(x[:, STD], y[:, STD]) > 0.01 * torch.maximum(x[:, MEAN].abs(), y[:, MEAN].abs())
+    bounds = [root * apart[:, MEAN], root * apart[:, STD] * spread, apart[:, NORM], apart[:, MIN], apart[:, MAX]]
+    told = torch.stack(bounds).nan_to_num(0.0).amax(0) / norm
+    sketch = x[:, SKETCH] * (x[:, NORM] / norm)[:, None] - y[:, SKETCH] * (y[:, NORM] / norm)[:, None]
+    by = torch.tensor([_norms(a.kind.real_shape) for a, _ in easy], dtype=torch.float64, device="cpu")
+    parts = [sketch[:, begin:end].square().sum(1) / count for begin, end, count in _PARTS]
+    estimates = [parts[0].sqrt(), parts[1].sqrt() / by[:, 1], parts[2].sqrt() / by[:, 0]]
+    estimates += [sketch[:, -2].abs() / by[:, 2], sketch[:, -1].abs() / by[:, 3]]
+    told = torch.maximum(told, torch.stack(estimates).nan_to_num(0.0).amax(0))
+    return {(id(a), id(b)): Distance(one, one) for (a, b), one in zip(easy, told.tolist())}
+
+
+_MIN_AT_ONCE = 8
+_PARTS = [
+    (0, 2 * digest.NUMBERS, digest.NUMBERS),
+    (2 * digest.NUMBERS, 2 * digest.NUMBERS + 2 * digest.PROFILES, digest.PROFILES),
+    (2 * digest.NUMBERS + 2 * digest.PROFILES, digest.SKETCH - 2, digest.PROFILES),
+]
+
+
+def _is_easy(a: Seen, b: Seen) -> bool:
+    x, y = a.numbers, b.numbers
+    return (
+        len(x) == len(y) == SKETCH.start + digest.SKETCH
+        and x[CHECKSUM] != y[CHECKSUM]
+        and a.kind.shape == b.kind.shape
+        and x[:CHECKSUM] == y[:CHECKSUM]
+        and 0 < x[NORM] < math.inf
+        and 0 < y[NORM] < math.inf
+    )
 
 
 def _scaled(numbers: Numbers, norm: float) -> list[float]:

@@ -11,11 +11,11 @@ the larger. Of an op on lists, each result is judged by its own arguments.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from op_tools.compare_runs.calls import CHECKSUM, NORM, NUMEL, Backward, Call, Seen
-from op_tools.compare_runs.distance import TF32_UNIT, UNITS, Distance, distance, is_float, same_bits
+from op_tools.compare_runs.distance import TF32_UNIT, UNITS, Distance, distance, distances, is_float, same_bits
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
 
@@ -71,12 +71,15 @@ class Judge:
         self._with_sketch = with_sketch
         self._limit = limit
         self._levels: dict[int, float] = {}  # by the checksum of run A's tensor
+        self._known: dict[tuple[int, int], Distance] = {}  # of the step's tensors, by their ids
         self._views: dict[int, float] = {}  # by the same: the largest distance that views of it tell
 
     def begin_step(self, calls: Iterable[tuple[Call, Call]] = ()) -> None:
         """Views have the numbers of what they are views of, in another order: each is another look at the same."""
         self._levels.clear()
         self._views.clear()
+        calls = list(calls)
+        self._known = distances(list(_tensors_of(calls))) if self._with_sketch else {}
         for a, b in calls:
             if catalogue.has(a.site.op, Trait.ALWAYS_VIEW):
                 self._look_through(a.inputs, a.outputs, b.inputs, b.outputs)
@@ -90,7 +93,7 @@ class Judge:
         if first[0].numbers[NUMEL] != second[0].numbers[NUMEL]:
             return  # a part of it, or one that repeats it
         pairs = ((first[0], other_first[0]), (second[0], other_second[0]))
-        found = [distance(one, other, self._with_sketch) for one, other in pairs]
+        found = [self._distance(one, other) for one, other in pairs]
         told = max((one.told for one in found if one is not None and one.told < math.inf), default=0.0)
         for seen_one in (first[0], second[0]):
             key = seen_one.numbers[CHECKSUM]
@@ -118,11 +121,15 @@ class Judge:
             {name: self._came_in(inputs[0], told_in, seen, a.site.is_list)[0] for name, seen in outputs[0].items()},
         )
 
+    def _distance(self, a: Seen, b: Seen) -> Distance | None:
+        known = self._known.get((id(a), id(b)))
+        return distance(a, b, self._with_sketch) if known is None else known
+
     def _distances(self, a: dict[str, Seen], b: dict[str, Seen], with_views: bool = True) -> dict[str, Distance]:
         found = {}
         for name, seen in a.items():
             other = b.get(name)
-            told = None if other is None else distance(seen, other, self._with_sketch)
+            told = None if other is None else self._distance(seen, other)
             if told is not None:
                 viewed = self._views.get(seen.numbers[CHECKSUM], 0.0) if told.told and with_views else 0.0
                 found[name] = told if viewed <= told.told else Distance(viewed, max(viewed, told.at_most))
@@ -200,6 +207,18 @@ class Judge:
             "convolution" in self._tf32 and traits & Trait.CONVOLUTION
         )
         return max(unit, TF32_UNIT) if is_tf32 else unit
+
+
+def _tensors_of(calls: list[tuple[Call, Call]]) -> Iterator[tuple[Seen, Seen]]:
+    """All that both runs have."""
+    for a, b in calls:
+        groups = [(a.inputs, b.inputs), (a.outputs, b.outputs)]
+        for one, other in zip(a.backwards, b.backwards):
+            groups += [(one.inputs, other.inputs), (one.outputs, other.outputs)]
+        for own, others in groups:
+            for name, seen in own.items():
+                if name in others:
+                    yield seen, others[name]
 
 
 def _as_moved(moved: Moved, name: str, came_in: float, unit: float) -> float:

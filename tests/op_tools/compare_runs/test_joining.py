@@ -1,0 +1,120 @@
+"""Runs of two ranks against one process: the batch split over them, or the layers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import op_tools
+from ditorch.sim import faults
+from op_tools.compare_runs.comparison import compare
+from op_tools.compare_runs.reading import Run
+from op_tools.core.steps import STEPS
+
+WIDTH, INNER = 32, 64
+
+
+class Net(nn.Module):
+    """A layer whose inner part is on two ranks, or not: each has some columns of `up` and some rows of `down`."""
+
+    def __init__(self, inner: slice) -> None:
+        super().__init__()
+        whole = nn.Linear(WIDTH, INNER), nn.LayerNorm(WIDTH), nn.Linear(INNER, WIDTH, bias=False)
+        self.up, self.norm, self.down = whole
+        self.up.weight.data, self.up.bias.data = whole[0].weight.data[inner], whole[0].bias.data[inner]
+        self.down.weight.data = whole[2].weight.data[:, inner].contiguous()
+        self.others = None  # what the other rank adds, where there is one
+
+    def forward(self, x):
+        y = self.down(functional.gelu(self.up(self.norm(x))))
+        if self.others is not None:
+            y.data.add_(self.others)
+        return x + y
+
+
+def train(device, rank, out, inner=slice(None), batch=slice(None), others=None):
+    torch.manual_seed(0)
+    STEPS.forget()
+    net = Net(inner).to(device)
+    net.others = others
+    x = torch.randn(8, 5, WIDTH)[batch].to(device)
+    os.environ["RANK"] = str(rank)
+    try:
+        with op_tools.OpCapture(mode="statistics", out=out, verbose=0):
+            net(x).square().mean().backward()
+    finally:
+        del os.environ["RANK"]
+
+
+def added(device, inner):
+    """What a rank's part of the layer gives."""
+    torch.manual_seed(0)
+    net = Net(inner).to(device)
+    x = torch.randn(8, 5, WIDTH).to(device)
+    return (net(x) - x).detach()
+
+
+HALVES = (slice(0, INNER // 2), slice(INNER // 2, INNER))
+BATCHES = (slice(0, 4), slice(4, 8))
+
+
+@pytest.fixture
+def runs(device):
+    """One process, and two ranks of either kind, which a fault may have struck."""
+    if device != "sim":
+        pytest.skip("breaks kernels of the simulated device")
+
+    def run(kind, name, fault=""):
+        injection = faults.inject(fault, device) if fault else None
+        for rank in range(1 if kind == "one" else 2):
+            if kind == "batch":
+                train(device, rank, name, batch=BATCHES[rank])
+            elif kind == "layers":
+                train(device, rank, name, HALVES[rank], others=added(device, HALVES[1 - rank]))
+            else:
+                train(device, rank, name)
+        if injection is not None:
+            injection.remove()
+        return Run(Path(name))
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["batch", "layers"])
+def test_healthy_ranks_blame_nobody(runs, kind):
+    one, two = runs("one", "one"), runs(kind, "two")
+    for found in (compare(one, two), compare(two, one)):
+        assert found.guilty == []
+        assert found.events > 8
+        assert found.ranks == [0, 1]
+
+
+FAULTS = [
+    ("aten.gelu: noise=1e-2", "torch.nn.functional.gelu", "forward"),
+    ("aten.addmm: scale=1.02", "torch.nn.functional.linear", "forward"),
+    ("aten.native_layer_norm: noise=1e-2", "torch.nn.functional.layer_norm", "forward"),
+    ("aten.gelu_backward: noise=1e-2", "torch.nn.functional.gelu", "backward"),
+]
+
+
+@pytest.mark.parametrize("kind", ["batch", "layers"])
+def test_a_broken_call_of_the_ranks_is_named(runs, kind):
+    one = runs("one", "one")
+    for number, (fault, op, phase) in enumerate(FAULTS):
+        found = compare(one, runs(kind, f"two{number}", fault))
+        first = found.first_divergence
+        assert first is not None, fault
+        assert (first.op, first.phase, first.kind) == (op, phase, "guilty"), fault
+
+
+def test_a_table_tells_along_which_dimension(runs):
+    one, two = runs("one", "one"), runs("layers", "two")
+    right = compare(one, two, shards=[("up", -1)])
+    wrong = compare(one, two, shards=[("up", 0)])
+    assert right.guilty == wrong.guilty == []
+    assert right.modules != wrong.modules, "what does not fit is not compared"
