@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import types
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import op_tools
 from ditorch.sim import faults
+from op_tools.autocompare.reference import tf32
 
 from ...conftest import DEVICE
 
@@ -97,6 +99,22 @@ def test_any_of_the_values_that_are_written_to_one_place(device, reference):
         assert wrong(lambda: torch.zeros_like(x).scatter(0, rows, x), reference=reference) == set()
     with kernel("index_put_", another_index_put):
         assert wrong(lambda: assigned(device, index, x), reference=reference) == set()
+
+
+def test_mode_may_point_to_any_of_the_equal_values(device):
+    x = torch.tensor([[1.0, 2.0, 2.0, 3.0], [4.0, 4.0, 5.0, 4.0]], device=device)
+    first = torch.tensor([[1, 0], [3, 2]])  # of each row: a place of the value that comes most often, and another one
+
+    def at(column):
+        def mode(x, dim=-1, keepdim=False):
+            return x.cpu().mode(dim, keepdim).values.to(x.device), first[:, column].to(x.device)
+
+        return mode
+
+    with kernel("mode", at(0)):
+        assert wrong(lambda: x.mode()) == set()
+    with kernel("mode", at(1)):
+        assert wrong(lambda: x.mode()) == {"mode"}
 
 
 def test_values_that_nobody_has_written_there(device):
@@ -257,6 +275,22 @@ def products(device):
             result.backward(weights, retain_graph=True)
 
     return run
+
+
+def test_a_switch_of_the_vendors_own_counts_as_tf32(device, monkeypatch):
+    """Ascend has torch.npu.matmul.allow_hf32."""
+    switch = types.SimpleNamespace(allow_hf32=False)
+    monkeypatch.setattr(torch.get_device_module(device), "matmul", switch, raising=False)
+    tf32._switches_of_vendor.cache_clear()
+    a, b = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)
+    try:
+        with kernel("mm", lambda a, b: (as_tf32(a) @ as_tf32(b)).to(a.device)):
+            assert wrong(lambda: a @ b) == {"matmul"}
+            switch.allow_hf32 = True
+            assert wrong(lambda: a @ b) == set()
+    finally:
+        monkeypatch.undo()
+        tf32._switches_of_vendor.cache_clear()
 
 
 @pytest.mark.parametrize("reference", ["cpu", "device"])

@@ -13,8 +13,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from ditorch.sim import faults
 from op_tools.values import trees
 
+from ...conftest import DEVICE
 from .. import op_samples
 from ..recorder import Recorder
 
@@ -256,6 +258,20 @@ def test_a_gradient_that_was_changed_before_the_op_was_done_is_not_shown(device)
     seen = gradients.inputs[2]
     assert seen is None or seen.tolist() == [6.0] * 4
     assert bias.grad.tolist() == [600.0] * 4
+
+
+@pytest.mark.skipif(DEVICE != "sim", reason="kernels are replaced on the simulated accelerator")
+def test_tools_do_not_see_the_arithmetic_of_an_injected_fault(device):
+    x = torch.randn(6, 6, device=device, requires_grad=True)
+
+    def names():
+        with Recorder(verbose=0) as recorder:
+            (x[None] @ (x @ x)[None]).sum().backward()
+        return [call.name for call in recorder.calls]
+
+    with faults.inject("aten.mm: scale=1.01, phase=backward"), faults.inject("aten.bmm: remake"):
+        broken = names()
+    assert broken == names()
 
 
 def test_a_weight_that_autocast_casts_once_gives_each_op_its_own_share(device):
