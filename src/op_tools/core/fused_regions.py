@@ -8,6 +8,7 @@ it can be run again op by op, anywhere and in any precision.
 from __future__ import annotations
 
 import ast
+import linecache
 import re
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
@@ -220,9 +221,20 @@ def _places(text: str) -> dict[int, Origin | None]:
         comment = line.strip()
         if comment.startswith("#"):
             match = _PLACE.match(comment)
-            place = match and Origin(match["file"], int(match["line"]), match["function"], match["code"].strip())
+            place = match and _where_it_is_now(
+                Origin(match["file"], int(match["line"]), match["function"], match["code"].strip())
+            )
         found[number] = place
     return found
+
+
+def _where_it_is_now(place: Origin) -> Origin:
+    """A graph that comes from Inductor's cache names the lines of the run that compiled it: they may have moved."""
+    lines = [line.strip() for line in linecache.getlines(place.file)]
+    if place.code not in lines or lines[place.line - 1 : place.line] == [place.code]:
+        return place
+    numbers = [number for number, line in enumerate(lines, 1) if line == place.code]
+    return place._replace(line=min(numbers, key=lambda number: abs(number - place.line)))
 
 
 def _names(value: ast.expr | None) -> list[str]:

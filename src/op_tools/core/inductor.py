@@ -21,6 +21,7 @@ from ditorch_shared.imports import after_import
 from op_tools.core import dynamo, fused_regions, where
 from op_tools.core.autograd_functions import mode_of_this_thread
 from op_tools.core.fused_regions import Region, UnreadableGraphError
+from op_tools.core.modes import with_modes_aside
 from op_tools.output.messages import say_not_seen_once
 
 _MODULE = "torch._inductor.output_code"
@@ -100,10 +101,7 @@ def _called(compiled: Any, inputs: Any) -> Any:
     changed = getattr(compiled, "mutated_input_idxs", ())
     given = [value.clone() if place in changed else value for place, value in enumerate(inputs)]
     outputs = run(compiled, inputs)  # which empties the list of its inputs
-    values = cut.values(given, outputs)
-    with torch.no_grad():  # gradients are results of the backward graph
-        for region in cut.regions:
-            _show(mode, region, values)
+    with_modes_aside(_show_all, mode, cut, cut.values(given, outputs))
     return outputs
 
 
@@ -121,6 +119,12 @@ def _cut(compiled: Any) -> CutGraph | None:
                 text=f"op_tools cannot look into a graph of torch.compile ({error}): run it with TORCHDYNAMO_DISABLE=1",
             )
     return _cut_graphs[id(compiled)]
+
+
+def _show_all(mode: Any, cut: CutGraph, values: dict[str, Any]) -> None:
+    with torch.no_grad():  # gradients are results of the backward graph
+        for region in cut.regions:
+            _show(mode, region, values)
 
 
 def _show(mode: Any, region: Region, values: dict[str, Any]) -> None:

@@ -73,6 +73,12 @@ def test_a_region_is_run_op_by_op_on_any_device_and_without_rounding_in_float64(
     assert torch.equal(exact, torch.relu((x.double() - mean.double()) * weight.double()))
 
 
+def test_lines_that_have_moved_since_the_graph_was_compiled_are_found_again(tmp_path):
+    (tmp_path / "model.py").write_text("\n\n\nh = norm(x)\nreturn torch.relu(h * w)\n")
+    graph = fused_regions.read(TEXT.replace("model.py", str(tmp_path / "model.py")))
+    assert {step.place.line for step in graph.steps} == {4, 5}
+
+
 def test_random_numbers_are_not_drawn_again():
     text = TEXT.replace("torch.ops.aten.relu.default(convert)", "torch.ops.prims.inductor_random.default([4], convert)")
     (region,) = [part for part in fused_regions.cut(fused_regions.read(text), {}, "forward_0") if part.draws]
