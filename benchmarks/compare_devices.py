@@ -2,8 +2,8 @@
 
     python benchmarks/compare_devices.py [--device cuda] [--models GPT Llama]
 
-Two steps of the models of compare_runs.py: float32, tf32 (where the device has it) and bfloat16 autocast against the CPU
-in float32, and bfloat16 against the CPU's own; then float32 and bfloat16 with one broken kernel each.
+Two steps of the models of compare_runs.py: float32, tf32 (where the device has it) and bfloat16 autocast against the
+CPU in float32, and bfloat16 against the CPU's own; then float32 and bfloat16 with one broken kernel each.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import warnings
 from pathlib import Path
 
 import torch
-from compare_runs import MODELS, _words
 from torch.nn import functional
 
 import op_tools
+from compare_runs import MODELS, _words
 from ditorch.sim import faults as injector
 from op_tools.compare_runs.comparison import compare
 from op_tools.compare_runs.reading import Run

@@ -88,8 +88,8 @@ def distance(a: Seen, b: Seen, with_sketch: bool = True) -> Distance | None:
     sketch = _scaled(x, norm), _scaled(y, norm)
     if len(sketch[0]) == _OLD_SKETCH:
         return _by_old_sketch(x, y, sketch, told, root, norm)
-    estimate = _by_sketch(sketch[0], sketch[1], a.kind.real_shape)
-    return Distance(max(told, estimate), max(told, estimate))
+    estimate, at_most = _by_sketch(sketch[0], sketch[1], a.kind.real_shape)
+    return Distance(max(told, estimate), max(told, at_most))
 
 
 def distances(pairs: Sequence[tuple[Seen, Seen]]) -> dict[tuple[int, int], Distance]:
@@ -107,10 +107,13 @@ def distances(pairs: Sequence[tuple[Seen, Seen]]) -> dict[tuple[int, int], Dista
     sketch = x[:, SKETCH] * (x[:, NORM] / norm)[:, None] - y[:, SKETCH] * (y[:, NORM] / norm)[:, None]
     by = torch.tensor([_norms(a.kind.real_shape) for a, _ in easy], dtype=torch.float64, device="cpu")
     parts = [sketch[:, begin:end].square().sum(1) / count for begin, end, count in _PARTS]
-    estimates = [parts[0].sqrt(), parts[1].sqrt() / by[:, 1], parts[2].sqrt() / by[:, 0]]
+    numbers = sketch[:, : 2 * digest.NUMBERS].square().view(-1, digest.NUMBERS, 2).sum(2)
+    trimmed = (numbers.sum(1) - numbers.amax(1)).clamp(min=0) / _OF_ALL_BUT_ONE
+    estimates = [trimmed.sqrt(), parts[1].sqrt() / by[:, 1], parts[2].sqrt() / by[:, 0]]
     estimates += [sketch[:, -2].abs() / by[:, 2], sketch[:, -1].abs() / by[:, 3]]
     told = torch.maximum(told, torch.stack(estimates).nan_to_num(0.0).amax(0))
-    return {(id(a), id(b)): Distance(one, one) for (a, b), one in zip(easy, told.tolist())}
+    at_most = torch.maximum(told, parts[0].sqrt().nan_to_num(0.0))
+    return {(id(a), id(b)): Distance(*both) for (a, b), *both in zip(easy, told.tolist(), at_most.tolist())}
 
 
 _MIN_AT_ONCE = 8
@@ -140,20 +143,27 @@ def _scaled(numbers: Numbers, norm: float) -> list[float]:
     return [scale * number for number in numbers[SKETCH]]
 
 
-def _by_sketch(x: list[float], y: list[float], shape: tuple[int, ...]) -> float:
-    """What its parts tell, at most."""
+def _by_sketch(x: list[float], y: list[float], shape: tuple[int, ...]) -> tuple[float, float]:
+    """What its parts tell; and with the largest of the four numbers, which a smooth difference makes too large."""
     squares = [(one - other) ** 2 for one, other in zip(x, y)]
     first, second = 2 * digest.NUMBERS, 2 * digest.NUMBERS + 2 * digest.PROFILES
     last = second + 2 * digest.PROFILES
     by_row, by_column, of_columns, of_rows = _norms(shape)
+    numbers = sorted(squares[at] + squares[at + 1] for at in range(0, first, 2))
     found = [
-        math.sqrt(sum(squares[:first]) / digest.NUMBERS),
+        math.sqrt(sum(numbers[:-1]) / _OF_ALL_BUT_ONE),
         math.sqrt(sum(squares[first:second]) / digest.PROFILES) / by_column,
         math.sqrt(sum(squares[second:last]) / digest.PROFILES) / by_row,
         math.sqrt(squares[last]) / of_columns,
         math.sqrt(squares[last + 1]) / of_rows,
     ]
-    return max((one for one in found if one == one), default=0.0)
+    told = max((one for one in found if one == one), default=0.0)
+    mean = math.sqrt(sum(numbers) / digest.NUMBERS)
+    return told, mean if mean > told else told
+
+
+# what the three smaller ones of four sum up to, where a difference has no pattern and the mean is 1
+_OF_ALL_BUT_ONE = 1 / 4 + (1 / 4 + 1 / 3) + (1 / 4 + 1 / 3 + 1 / 2)
 
 
 @lru_cache(4096)
