@@ -1,12 +1,14 @@
 """The reference is computed on the device itself, in higher precision. Its results are checked there, later.
 
 Only what a call changes in place is copied before. A kernel that is wrong in every dtype would agree with itself: so
-calls are also proven by identities (by_identities.py), a few of each place, and what a proof doubts the CPU computes.
+calls are also proven by identities (by_identities.py), a few of each place as far as a budget allows, and what a proof
+doubts the CPU computes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from enum import Enum
 
 from op_tools.autocompare.by_identities import Proofs
 from op_tools.autocompare.examiner import Examiner
@@ -27,16 +29,98 @@ from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.ops import catalogue
 
+# A proof takes about as long as eight comparisons, so that proofs add about a quarter to them.
+_COMPARISONS_PER_PROOF = 32
+_FREE_PROOFS = 32  # so that short programs have some
+_MAX_CALLS_IN_STEP = 10_000  # where a program has no steps
+_Place = tuple[str, str]  # the op and the line that calls it
+
+
+class _Proven(Enum):
+    """What has become of a place."""
+
+    YES = "proven"
+    NOT_YET = "its turn has not come"
+    NO_IDENTITY = "no identity is known"
+
+
+class ProofBudget:
+    """Which calls are proven, too. Forward and backward count as one each.
+
+    Each place has its turn once before any has its second. Turns begin in step 1, 2, 4, 8 …, or later while the budget
+    is short: a kernel that is wrong in every dtype is always wrong.
+    """
+
+    def __init__(self, is_limited: bool) -> None:
+        self._is_limited = is_limited
+        self._compared = self._proofs = 0
+        self._step: int | None = None
+        self._calls = 0  # in this step
+        self._steps = self._turn_began = 1
+        self._is_short = False  # in this step
+        self._had_turn: set[_Place] = set()
+        self._places: dict[_Place, _Proven] = {}
+
+    def takes(self, call: OpCall) -> bool:
+        """Whether it is to be proven; a call that was compared."""
+        if call.step != self._step or self._calls >= _MAX_CALLS_IN_STEP:
+            self._begin(call.step)
+        self._calls += 1
+        self._compared += 1
+        place = _place_of(call)
+        if place in self._had_turn:
+            return False
+        self._places.setdefault(place, _Proven.NOT_YET)
+        if self._is_limited and self._compared <= (self._proofs - _FREE_PROOFS) * _COMPARISONS_PER_PROOF:
+            self._is_short = True
+            return False
+        self._had_turn.add(place)
+        return True
+
+    def took(self, call: OpCall, proofs: int) -> None:
+        """What came of it: so many proofs, with that of gradients which will flow; 0 where no identity is known."""
+        self._proofs += proofs
+        place = _place_of(call)
+        if proofs or self._places[place] is not _Proven.YES:
+            self._places[place] = _Proven.YES if proofs else _Proven.NO_IDENTITY
+
+    def flowed(self) -> None:
+        """Gradients that were compared."""
+        self._compared += 1
+
+    def _begin(self, step: int) -> None:
+        if self._step is not None:
+            self._steps += 1
+            if not self._is_short and self._steps >= 2 * self._turn_began:
+                self._turn_began = self._steps
+                self._had_turn.clear()
+        self._step, self._calls, self._is_short = step, 0, False
+
+    def coverage(self) -> str:
+        """How many places were proven; nothing where none was compared."""
+        found = Counter(self._places.values())
+        if not found:
+            return ""
+        left = [f"{found[one]:,}: {one.value}" for one in (_Proven.NO_IDENTITY, _Proven.NOT_YET) if found[one]]
+        reasons = f" ({', '.join(left)})" if left else ""
+        return f"proven by identities, too: {found[_Proven.YES]:,} of {len(self._places):,} places{reasons}"
+
+
+def _place_of(call: OpCall) -> _Place:
+    return call.name, call.where.line()
+
 
 class OnDevice(Strategy):
-    """Compares calls with the same device in higher precision."""
+    """Compares calls with the same device in higher precision. `proves_all`: each place, in the first step already."""
 
     on_device = True
 
-    def __init__(self, examiner: Examiner, deliver: Deliver, memory: int, on_cpu: Examiner) -> None:
+    def __init__(
+        self, examiner: Examiner, deliver: Deliver, memory: int, on_cpu: Examiner, proves_all: bool = False
+    ) -> None:
         super().__init__(examiner, deliver, memory)
         self._proofs = Proofs(on_cpu, deliver, only_wrong=True)
-        self._times: Counter[tuple[str, str]] = Counter()  # calls of each place
+        self._budget = ProofBudget(is_limited=not proves_all)
         self._found_in_place: set[str] = set()  # ops that turned out to change their inputs
 
     def before(self, call: OpCall) -> CallInProgress:
@@ -70,29 +154,30 @@ class OnDevice(Strategy):
             self._deliver(call, self._examiner.forward(call, seen))
         else:
             reference = self._deferred.forward(call, seen, keeps and not seen.depends_on_layout())
-        provable = None if seen.changed or not self._is_to_be_proven(call) else self._proofs.forward(call, seen)
+        provable = None
+        if not seen.changed and self._budget.takes(call):
+            provable = self._proofs.forward(call, seen)
+            self._budget.took(call, 0 if provable is None else 1 + keeps)
         pending = self._keep(seen, reference) if keeps else None
         if pending is not None and provable is not None:
             pending.proof = PendingProof(seen, provable)
         return pending
-
-    def _is_to_be_proven(self, call: OpCall) -> bool:
-        """The first, second, fourth, eighth … call of a place: a kernel that is wrong in every dtype is so always."""
-        place = (call.name, call.where.line())
-        self._times[place] += 1
-        return self._times[place] & (self._times[place] - 1) == 0
 
     def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
         assert isinstance(state, PendingCall)
         reference, proof, seen = state.reference, state.proof, state.taken()
         if seen is None or self._is_same_gradient(call, seen, gradients):
             return  # None: a second pass over the same graph
+        self._budget.flowed()
         if proof is not None and proof.is_intact():
             self._proofs.backward(call, seen, proof.provable, gradients)
         if self._deferred is not None:
             self._deferred.backward(call, seen, reference, gradients)
         else:
             self._deliver(call, self._examiner.backward(call, seen, gradients, gradients, reference))
+
+    def coverage_of_proofs(self) -> str:
+        return self._budget.coverage()
 
     def parameters_will_change(self) -> None:
         self._proofs.finish()

@@ -178,6 +178,7 @@ class Summary:
         self.not_close = 0
         self.gradients_left_out = 0  # of calls, for lack of memory
         self.coverage = ""  # where the calls of a step are compared in turns
+        self.coverage_of_proofs = ""  # where some of the calls are proven, too
 
     def add(self, call: OpCall, comparison: Comparison, saved: Sequence[str] = (), is_second: bool = False) -> int:
         """Takes a comparison in; returns how many calls at this place are wrong, with this one."""
@@ -269,6 +270,8 @@ class Summary:
             yield f"{_percent(compared, whole)} of all calls were compared"
         if self._is_covered():
             yield self.coverage
+        if self.coverage_of_proofs:
+            yield self.coverage_of_proofs
         if self.not_close:
             yield f"{self.not_close:,} values are not allclose but no worse than their dtype"
         if self._without_dropout:

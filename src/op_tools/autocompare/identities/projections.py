@@ -35,7 +35,8 @@ _SAME_SIGN, _CANCELLING = 0.12, 0.18
 _MIN_ROWS_FOR_MEAN = 64
 _SLOPE_SIGMAS = 8.0
 _SUMS_IN_FLOAT32 = 9.0  # times the accumulator's variance, where the sums of a proof have no float64 themselves
-_TABLE = 2**20
+_MIN_TABLE_ROWS = 2**18
+_MAX_ELEMENTS_AT_ONCE = 2**20  # multiplied by all columns together, which takes so many times their memory
 
 NUMBERS = ("row", "mean", "slope", "unexpected")
 
@@ -112,6 +113,8 @@ def projected(tensor: Tensor, weights: Tensor) -> Tensor:
     """Sums over the last dimension with each column of `weights` (…, elements, columns): (…, columns)."""
     dtype = _wide(tensor)
     weights = weights.to(torch.float64 if tensor.dtype is torch.float64 else torch.float32)
+    if tensor.numel() <= _MAX_ELEMENTS_AT_ONCE:  # small ones take as long as their kernels are many
+        return (tensor.unsqueeze(-1) * weights.unsqueeze(-3)).sum(-2, dtype=dtype)
     columns = [(tensor * column.unsqueeze(-2)).sum(-1, dtype=dtype) for column in weights.unbind(-1)]
     return torch.stack(columns, -1)
 
@@ -137,10 +140,10 @@ _places = random.Random(0x51675)  # noqa: S311  nothing secret; the program's ow
 
 
 def signs(count: int, device: torch.device) -> Tensor:
-    """(count, COLUMNS), others at every call, without a kernel: parts of a table."""
-    table = _table(device, max(_TABLE, 1 << (2 * count).bit_length()))
-    starts = [_places.randrange(table.numel() - count) for _ in range(COLUMNS)]
-    return torch.stack([table[start : start + count] for start in starts], -1)
+    """(count, COLUMNS), others at every call, without a kernel: a part of a table."""
+    rows = max(_MIN_TABLE_ROWS, 1 << (2 * count).bit_length())
+    start = _places.randrange(rows - count)
+    return _table(device, rows)[start : start + count]
 
 
 def some(count: int, of: int) -> int:
@@ -150,7 +153,7 @@ def some(count: int, of: int) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _table(device: torch.device, size: int) -> Tensor:
-    own = torch.Generator().manual_seed(size)
+def _table(device: torch.device, rows: int) -> Tensor:
+    own = torch.Generator().manual_seed(rows)
     with torch.inference_mode(False):
-        return (torch.randint(0, 2, (size,), generator=own, dtype=torch.float32) * 2 - 1).to(device)
+        return (torch.randint(0, 2, (rows, COLUMNS), generator=own, dtype=torch.float32) * 2 - 1).to(device)
