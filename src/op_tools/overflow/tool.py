@@ -119,7 +119,8 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
             raise OverflowFound(f"OpOverflowCheck: {self.found[0]}")
 
     def step_began(self, step: int) -> None:
-        self._settle(wait=self._action == "stop")
+        if self._action == "stop":  # the others have time until the window is full
+            self._settle(wait=True)
 
     def _settle(self, wait: bool) -> None:
         """Between calls, where the core does not stand between us and the user's modes and program."""
