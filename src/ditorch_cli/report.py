@@ -12,7 +12,7 @@ import click
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=click.Path(path_type=Path))
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE", help="The file. Default: report.html in the first RUN."
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="The file. Default: report.html in the first run."
 )
 @click.option("--open", "is_opened", is_flag=True, help="Show it in the browser.")
 def command(runs: tuple[Path, ...], out: Path | None, is_opened: bool) -> None:
@@ -26,8 +26,10 @@ def command(runs: tuple[Path, ...], out: Path | None, is_opened: bool) -> None:
     from ditorch_report.errors import ReportError
 
     try:
-        path = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
-        size = page.write(contents.of(runs), path)
+        found = contents.of(runs)
+        # results of conformance have a report.html of their own
+        path = out or Path(found.runs[0]["path"] if found.runs else "") / "report.html"
+        size = page.write(found, path)
     except ReportError as error:
         print(f"ditorch report: {error}", file=sys.stderr)
         sys.exit(2)

@@ -60,13 +60,12 @@ def _known(folder: Path) -> dict[str, Any] | None:
 
 def _write_report(folder: Path) -> None:
     from ditorch_report import contents, page
-    from ditorch_report.errors import ReportError
 
     try:
         page.write(contents.of([folder]), folder / "report.html")
         print(f"ditorch: report in {folder / 'report.html'}", file=sys.stderr)
-    except ReportError as error:
-        print(f"ditorch: no report: {error}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001  the program ends as it ended, whatever becomes of its report
+        print(f"ditorch: no report: {error or type(error).__name__}", file=sys.stderr)
 
 
 def _begin(folder: Path, command: list[str], environment: dict[str, str]) -> None:

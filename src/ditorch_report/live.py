@@ -46,8 +46,7 @@ class LivePage:
         self._is_ended = False
         self._last_seen = float("-inf")
         self._told_the_end = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, name="ditorch live page", daemon=True)
         self._thread.start()
 
@@ -106,13 +105,24 @@ class LivePage:
         return json.dumps({"version": version, "ended": is_ended, "pieces": page.live_pieces(contents)}).encode()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A reader who went away; the terminal is the program's."""
+
+
 def _handler(live: LivePage) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _SECONDS_FOR_A_REQUEST
         server_version, sys_version = "ditorch", ""
 
         def do_GET(self) -> None:
-            self._send(*live.answer(self.path, self.headers.get("Host", "")))
+            try:
+                answer = live.answer(self.path, self.headers.get("Host", ""))
+            except Exception as error:  # noqa: BLE001  files of a run that goes on may be in any state
+                answer = (500, "text/plain", f"the run cannot be read now: {error!r}\n".encode())
+            self._send(*answer)
 
         def _refuse(self) -> None:
             self._send(405, "text/plain", b"this page can only be read\n")

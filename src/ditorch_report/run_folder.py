@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ _PARTS = {
     "memory": ("process_monitor_result", "process_monitor_result_*.csv"),
     "statistics": ("op_capture_results", "op_capture_statistics_*.pack"),
 }
+_LISTS = frozenset({"wrong", "slow", "usage", "elsewhere", "not_looked_at", "next", "processes"})
 _PID = re.compile(r"pid(\d+)")
 _LONGEST_CELL = 2**24
 
@@ -28,7 +30,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_json(path / "manifest.json")
-        self.summary = read_json(path / "summary.json")
+        self.summary = checked(read_json(path / "summary.json"))
 
     @property
     def is_run(self) -> bool:
@@ -52,10 +54,21 @@ class RunFolder:
 def read_json(path: Path) -> Row:
     """A JSON object; an empty one where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"), parse_constant=str)
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def checked(summary: Row) -> Row:
+    """A summary of which each part is what it should be: files may be damaged, or of others."""
+    found: Row = {}
+    for key, value in summary.items():
+        if isinstance(value, list):
+            found[key] = [row for row in value if isinstance(row, dict) or key == "next"]
+        elif key != "tools" or isinstance(value, dict):
+            found[key] = value
+    return {key: value for key, value in found.items() if isinstance(value, list) or key not in _LISTS}
 
 
 def rows(path: Path) -> Iterator[Row]:
@@ -81,9 +94,10 @@ def pid_of(path: Path) -> int:
 def number(text: Any) -> float | None:
     """None where there is none."""
     try:
-        return float(text)
+        found = float(text)
     except (TypeError, ValueError):
         return None
+    return None if math.isnan(found) else found
 
 
 def whole(text: Any) -> int:

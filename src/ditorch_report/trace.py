@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ditorch_report.packing import Texts, differences, short
-from ditorch_report.run_folder import Row, pid_of
+from ditorch_report.run_folder import Row, number, pid_of, whole
 
 MAX_EVENTS = 150_000  # that the page draws
 MIN_GAP = 10.0  # µs in which the device does nothing: less is what any launch costs
 MAX_WAITS = 40
 FORWARD, BACKWARD = 0, 1
 
-Place = tuple[object, object]  # pid and tid, as the trace has them
+Place = tuple[str, str]  # pid and tid, as the trace has them
 Names = dict[tuple[str, Place], str]  # of processes and threads
 
 
@@ -85,24 +86,32 @@ def read(path: Path) -> Trace:
     tracks: dict[Place, Track] = {}
     names: Names = {}
     for event in _events(path):
-        where: Place = (event.get("pid"), event.get("tid"))
-        arguments = event.get("args") or {}
+        where: Place = (str(event.get("pid")), str(event.get("tid")))
+        arguments = event["args"] if isinstance(event.get("args"), dict) else {}
         if event.get("ph") == "M":
-            _take_note(trace, names, event["name"], where, arguments)
+            _take_note(trace, names, str(event.get("name")), where, arguments)
         elif event.get("ph") == "X":
             track = tracks.get(where)
             if track is None:
                 is_device = names.get(("process", where), "host") != "host"
                 owner = f"{names.get(('process', where), '')} " if is_device else ""
                 track = tracks[where] = Track(0, f"{owner}{names.get(('thread', where), where[1])}", is_device)
-            phase = BACKWARD if event.get("cat") == "backward" else FORWARD
-            times = (float(event["ts"]), float(event["dur"]))
-            track.events.append(
-                Event(event["name"], phase, *times, arguments.get("forward_id", 0), arguments.get("module", ""))
-            )
-    trace.tracks = sorted(tracks.values(), key=lambda track: (not track.is_device, track.name))
+            found = _event(event, arguments)
+            if found is not None:
+                track.events.append(found)
+    found_tracks = [track for track in tracks.values() if track.events]
+    trace.tracks = sorted(found_tracks, key=lambda track: (not track.is_device, track.name))
     trace.find_own_times()
     return trace
+
+
+def _event(event: Row, arguments: Row) -> Event | None:
+    start, duration = number(event.get("ts")), number(event.get("dur"))
+    if start is None or duration is None or not math.isfinite(start + duration):
+        return None
+    phase = BACKWARD if event.get("cat") == "backward" else FORWARD
+    place = (whole(arguments.get("forward_id")), str(arguments.get("module", "")))
+    return Event(str(event.get("name", "")), phase, start, duration, *place)
 
 
 def _events(path: Path) -> Iterator[Row]:
@@ -124,10 +133,9 @@ def _events(path: Path) -> Iterator[Row]:
 def _take_note(trace: Trace, names: Names, kind: str, where: Place, arguments: Row) -> None:
     if kind == "process_labels":  # "rank 0, host"
         rank, _, trace.host = str(arguments.get("labels", "")).partition(", ")
-        number = rank.rpartition(" ")[2]
-        trace.rank = int(number) if number.isdigit() else 0
+        trace.rank = whole(rank.rpartition(" ")[2])
     elif kind == "wall_clock":
-        trace.wall_offset = float(arguments["offset"])
+        trace.wall_offset = number(arguments.get("offset"))
     elif kind in ("process_name", "thread_name"):
         names[kind.partition("_")[0], where] = arguments.get("name", "")
 

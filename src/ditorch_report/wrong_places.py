@@ -25,7 +25,9 @@ def _summed_up(summary: Row, table: call_table.CallTable, index: dict[tuple[int,
         by_rank.setdefault(rank, []).append(number_)
     found = []
     for row in summary.get("wrong", [])[:_MAX_WRONG]:
-        row = {**_WRONG, **row, "severity": short(number(row.get("severity")))}
+        severity = short(number(row.get("severity")))
+        row = {**_WRONG, **{key: value for key, value in row.items() if type(value) is type(_WRONG.get(key))}}
+        row["severity"] = severity
         processes = [one for rank in row["ranks"] for one in by_rank.get(rank, [])]
         places = [index.get((process, row["forward_id"]), -1) for process in processes]
         found.append({**row, "call": max(places, default=-1)})

@@ -25,23 +25,21 @@ def test_a_run_with_a_live_page(tmp_path):
     )
     command = [sys.executable, "-m", "ditorch", "run", "--live", "--time", "--out", "run", "train.py"]
     environment = {**os.environ, "DITORCH_DISABLE_MOCK": "0", "DITORCH_BACKEND": "sim"}
-    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        said = ""
-        while "live page at" not in said:
-            said = run.stderr.readline()
-            assert said, "it ended"
-        port, token = re.search(r"http://127\.0\.0\.1:(\d+)(/[\w-]{30,}/)$", said.strip()).groups()
-        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
-        connection.request("GET", token)
-        assert connection.getresponse().status == 200
-        connection.close()
-        assert not (tmp_path / "run" / "report.html").exists()
-        (tmp_path / "go").touch()
-        rest = run.communicate(timeout=200)[1]
-    finally:
-        run.kill()
-        run.wait()
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as run:
+        try:
+            said = ""
+            while "live page at" not in said:
+                said = run.stderr.readline()
+                assert said, "it ended"
+            port, token = re.search(r"http://127\.0\.0\.1:(\d+)(/[\w-]{30,}/)$", said.strip()).groups()
+            connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+            connection.request("GET", token)
+            assert connection.getresponse().status == 200
+            connection.close()
+            assert not (tmp_path / "run" / "report.html").exists()
+        finally:
+            (tmp_path / "go").touch()  # it ends, whatever happens here
+        rest = run.stderr.read()
     assert run.returncode == 0
     assert "ditorch: report in run/report.html" in rest
     assert "matmul" in rest

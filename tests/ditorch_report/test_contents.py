@@ -87,6 +87,31 @@ def test_what_is_not_listed_is_counted(tmp_path, monkeypatch):
     assert sum(row["calls"] for row in run["ops"]) == 30
 
 
+JUNK = [
+    "",
+    "{",
+    "[]",
+    '{"wrong": 3, "tools": [], "next": {}, "processes": "x"}',
+    '{"wrong": [{"op": [], "ranks": "a", "calls": NaN}, 7]}',
+]
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_damaged_files_are_passed_over(tmp_path, junk):
+    runs.large(tmp_path, 10)
+    for name in ("summary.json", "manifest.json"):
+        (tmp_path / name).write_text(junk)
+    [traced] = tmp_path.glob("op_time_measure_result/*.json")
+    traced.write_text(
+        f'{traced.read_text()[:300]}\n{{"ph": "X", "ts": NaN, "dur": 1e999}},\n{{"ph": "M", "args": 3}},\n{junk}'
+    )
+    [compared] = tmp_path.glob("op_autocompare_result/*.csv")
+    compared.write_bytes(compared.read_bytes().replace(b"123,", b"nan,") + b"\x00\xff,,\r\n")
+    page.write(contents.of([tmp_path]), tmp_path / "report.html")
+    [run] = contents.of([tmp_path]).runs
+    assert run["calls"] == 10
+
+
 @pytest.mark.parametrize("kind", ["missing", "empty", "text"])
 def test_what_is_no_run_is_said_in_one_sentence(tmp_path, kind):
     path = tmp_path / "it"

@@ -12,6 +12,7 @@ const CHINESE = {
   host: "主机", started: "开始", took: "用时", status: "状态", kind: "类型", message: "信息", case: "用例", cases: "用例数", where: "位置", runs: "运行", inputs: "输入", phase: "阶段",
   guilty: "有罪", apart: "相差", role: "角色", layer: "层", all: "全部", allocator: "分配器", language: "语言", live: "实时", ended: "已结束",
   passed: "通过", failure: "失败", skipped: "跳过", crash: "崩溃", timeout: "超时", flaky: "不稳定",
+  unsupported: "不支持", generator: "样本生成失败", redirect: "重定向问题", harness: "测试框架问题",
   "1 call": "1 次调用", "{0} calls": "{0} 次调用", "1 op": "1 个算子", "{0} ops": "{0} 个算子", "outside of modules": "模块之外", "all {0}": "全部 {0} 项",
   "step {0}": "第 {0} 步", "rank {0}": "rank {0}", "ranks {0}": "rank {0}", "step {0}, call {1}": "第 {0} 步，调用 {1}", "{0} of {1}": "{1}中的 {0} 次",
   // overview

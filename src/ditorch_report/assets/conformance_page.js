@@ -50,8 +50,8 @@ const ConformancePage = (() => {
       label: t("Causes"), name: `cause${place}-`, rows: Table.places(rows),
       columns: [
         { title: t("cases"), value: (number) => rows[number].cases, numeric: true, width: "5em" },
-        { title: t("kind"), value: (number) => rows[number].kind },
-        { title: t("message"), value: (number) => rows[number].message },
+        { title: t("kind"), value: (number) => rows[number].kind, width: "12%" },
+        { title: t("message"), value: (number) => rows[number].message, width: "50%" },
         { title: t("smallest reproducer"), value: (number) => rows[number].reproducer, minor: true },
       ],
     }).root);
@@ -59,9 +59,10 @@ const ConformancePage = (() => {
 
   function failed(rows, place) {
     const titles = [t("case"), t("status"), t("kind"), t("message"), t("where")];
+    const widths = ["26%", "10%", "12%", "36%", ""];
     return Elements.section(t("Cases that did not pass"), new Table.SortedTable({
       label: t("Cases that did not pass"), name: `case${place}-`, rows: Table.places(rows),
-      columns: titles.map((title, column) => ({ title, value: (number) => rows[number][column], minor: column > 1 })),
+      columns: titles.map((title, column) => ({ title, value: (number) => rows[number][column], minor: column > 1, width: widths[column] })),
     }).root);
   }
 

@@ -7,7 +7,8 @@ const LineChart = (() => {
   const axis = (more = {}) => ({ stroke: style("--muted"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") }, ...more });
 
   // lines: [{label, x: [], y: []}], each with its own x; x in seconds
-  function overTime({ lines, show, label, from = 0 }) {
+  // `follow`: a time line that it lies under, whose zoom it shares
+  function overTime({ lines, show, label, from = 0, follow = null }) {
     const moments = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
     const columns = lines.map((line) => {
       const known = new Map(line.x.map((moment, place) => [moment, line.y[place]]));
@@ -17,7 +18,8 @@ const LineChart = (() => {
     const options = {
       height: 220,
       scales: { x: { time: false } },
-      axes: [axis({ values: (_, ticks) => ticks.map((tick) => Words.milliseconds(tick * 1000)) }), axis({ size: 70, values: (_, ticks) => ticks.map(show) })],
+      padding: follow ? [8, 0, 0, 0] : [8, 16, 0, 0],
+      axes: [axis({ values: (_, ticks) => ticks.map((tick) => Words.milliseconds(tick * 1000)) }), axis({ size: follow ? 135 : 70, values: (_, ticks) => ticks.map(show) })],
       series: [
         { label: t("time"), value: (_, value) => (value === null ? "–" : Words.milliseconds(value * 1000)) },
         ...lines.map((line, place) => ({
@@ -26,7 +28,12 @@ const LineChart = (() => {
         })),
       ],
     };
-    return mounted(options, [moments.map((moment) => moment - from), ...columns], label);
+    const zoom = follow && ((chart) => {
+      const show = ([first, last]) => chart.setScale("x", { min: first / 1e6, max: last / 1e6 });
+      follow.listeners.push(show);
+      show(follow.scale ? follow.scale.domain() : [0, follow.end]);
+    });
+    return mounted(options, [moments.map((moment) => moment - from), ...columns], label, zoom);
   }
 
   // two histograms over the same bins
@@ -47,14 +54,17 @@ const LineChart = (() => {
     return mounted(options, [middles, reference, device], label);
   }
 
-  function mounted(options, data, label) {
-    const place = element("figure", { class: "chart", role: "img", "aria-label": label });
+  function mounted(options, data, label, whenMade = null) {
+    const place = element("figure", { class: whenMade ? "chart under" : "chart", role: "img", "aria-label": label });
     let chart = null;
     new ResizeObserver(() => {
       const width = place.clientWidth;
       if (!width) return;
       if (chart) chart.setSize({ width, height: options.height });
-      else chart = new uPlot({ ...options, width }, data, place);
+      else {
+        chart = new uPlot({ ...options, width }, data, place);
+        if (whenMade) whenMade(chart);
+      }
     }).observe(place);
     return place;
   }

@@ -27,13 +27,14 @@ const MemoryPage = (() => {
   }
 
   // the part of it that lies under a time line
-  function under(memory, from, seconds) {
+  function under(memory, from, line) {
+    const seconds = line.end / 1e6;
     const within = memory.map((one) => {
       const places = one.time.map((_, place) => place).filter((place) => one.time[place] >= from - 2 && one.time[place] <= from + seconds + 2);
       return { ...one, time: places.map((place) => one.time[place]), device_memory: places.map((place) => one.device_memory[place]) };
     });
     const lines = lined(within, "device_memory");
-    return lines.length ? LineChart.overTime({ lines, show: Words.bytes, from, label: t("Device memory of tensors") }) : null;
+    return lines.length ? LineChart.overTime({ lines, show: Words.bytes, from, label: t("Device memory of tensors"), follow: line }) : null;
   }
 
   function usageTable(run) {

@@ -39,7 +39,7 @@ const RanksPage = (() => {
     const ops = [...totals].sort((a, b) => b[1] - a[1]).slice(0, MAX_OPS).map(([name]) => name);
     if (!ops.length) return null;
     const style = getComputedStyle(document.documentElement);
-    const colour = d3.scaleLinear().domain([1, 1.5, 3]).range(["--heat-none", "--heat-edge", "--heat-worst"].map((name) => style.getPropertyValue(name).trim())).clamp(true);
+    const colour = d3.scaleLinear().domain([1, 1.5, 3]).range(["--heat-none", "--heat-edge", "--heat-wrong"].map((name) => style.getPropertyValue(name).trim())).clamp(true);
     const body = ops.map((name) => {
       const times = rows.map((row) => row.ops[name] || 0);
       const usual = [...times].sort((a, b) => a - b)[Math.floor((times.length - 1) / 2)] || 1;

@@ -95,7 +95,8 @@ const Table = (() => {
       const cells = this.columns.map((column, index) => {
         const shown = column.show ? column.show(place) : column.value(place);
         const tag = index === 0 ? "th" : "td";
-        return element(tag, { class: classes(column), scope: index === 0 ? "row" : null }, shown);
+        const whole = typeof shown === "string" && shown.length > 20 ? shown : null; // it may be cut
+        return element(tag, { class: classes(column), scope: index === 0 ? "row" : null, title: whole }, shown);
       });
       const chosen = number === this.selected;
       return element(
