@@ -18,9 +18,9 @@ import click
 from ditorch_cli.conformance_progress import Screen
 from ditorch_cli.conformance_text import show_difference, show_summary
 from ditorch_cli.run import run_variables
-from ditorch_conformance import devices, known, page, profiles, pytorch_tests, summary, tables
+from ditorch_conformance import devices, engines, known, page, profiles, pytorch_tests, summary, tables
 from ditorch_conformance import diff as diffs
-from ditorch_conformance.engines import Engine, LocalEngine
+from ditorch_conformance.engines import Engine
 from ditorch_conformance.journal import Journal
 from ditorch_conformance.ops import recipe as op_matrix
 from ditorch_conformance.process import Limits, Recipe
@@ -48,6 +48,13 @@ def _run_options(command: Command) -> Command:
         (
             click.option(
                 "--jobs", "-j", default=1, type=click.IntRange(1), show_default=True, help="Workers side by side."
+            ),
+            click.option(
+                "--engine",
+                type=click.Choice(("local", "ray")),
+                default="local",
+                show_default=True,
+                help="ray: the workers are spread over the machines of a Ray cluster.",
             ),
             click.option("--timeout", default=120.0, show_default=True, help="Seconds that a case may take."),
             click.option(
@@ -82,17 +89,7 @@ def _device_option(what: str) -> Callable[[Command], Command]:
 @click.option("--samples", default=0, type=click.IntRange(0), help="At most so many inputs of each.  [default: all]")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: ops_DEVICE]")
 @_run_options
-def ops(
-    device: str,
-    ops: str,
-    dtypes: str,
-    samples: int,
-    out: Path | None,
-    jobs: int,
-    timeout: float,
-    memory: int,
-    **rest: Any,
-) -> None:
+def ops(device: str, ops: str, dtypes: str, samples: int, out: Path | None, **rest: Any) -> None:
     """Check every op, module and optimizer of torch's own lists, in every dtype, on many inputs.
 
     Is it there, is it right, forward and backward, in place, with out=, on empty inputs …: docs/conformance.md. The
@@ -103,8 +100,7 @@ def ops(
     chosen = op_matrix.choice(ops, dtypes, samples)
     recipes = [(op_matrix.FILE, op_matrix.recipe(device, chosen, run_variables()))]
     options = {"kind": "ops", "device": device, **chosen}
-    engine = LocalEngine(jobs, Limits(timeout, memory=memory), _made(folder))
-    _run(recipes, folder, options, engine, shard_cases=op_matrix.SHARD_CASES, **rest)
+    _run(recipes, folder, options, shard_cases=op_matrix.SHARD_CASES, **rest)
 
 
 @conformance.command()
@@ -119,9 +115,6 @@ def pytorch(
     device: str,
     out: Path | None,
     wanted: str,
-    jobs: int,
-    timeout: float,
-    memory: int,
     files: Any,
     **rest: Any,
 ) -> None:
@@ -134,18 +127,20 @@ def pytorch(
     chosen = pytorch_tests.files(source, files or pytorch_tests.USUAL)
     recipes = [(file, pytorch_tests.recipe(source, file, device, run_variables())) for file in chosen]
     options = {"kind": "pytorch", "source": str(source.absolute()), "device": device, "wanted": wanted}
-    limits = Limits(timeout, memory=memory)
-    _run(recipes, folder, options, LocalEngine(jobs, limits, _made(folder)), wanted=wanted, **rest)
+    _run(recipes, folder, options, wanted=wanted, **rest)
 
 
 def _run(
     recipes: list[tuple[str, Recipe]],
     folder: Path,
     options: dict[str, Any],
-    engine: Engine,
     *,
     wanted: str = "*",
     shard_cases: int = SHARD_CASES,
+    engine: str,
+    jobs: int,
+    timeout: float,
+    memory: int,
     tries: int,
     baseline: Path | None,
     known_file: Path | None,
@@ -157,12 +152,13 @@ def _run(
     if baseline is not None:
         tables.read(baseline)  # a mistake is said now and not after hours
     already = known.read(known_file) if known_file else known.Known()
+    made = _engine(engine, jobs, Limits(timeout, memory=memory), _made(folder))
     journal = Journal(folder, options)
     try:
         with Screen() as screen:
             run(
                 recipes,
-                engine,
+                made,
                 journal,
                 wanted=wanted,
                 tries=tries,
@@ -248,6 +244,14 @@ def _tell(table: tables.Table, baseline: tables.Table | None, already: known.Kno
         click.echo(json.dumps(told, indent=1))
     else:
         show_summary(table, baseline, already)
+
+
+def _engine(name: str, jobs: int, limits: Limits, folder: Path) -> Engine:
+    if name == "local":
+        return engines.local(jobs, limits, folder)
+    from ditorch_conformance import ray_engine
+
+    return ray_engine.on_cluster(jobs, limits)
 
 
 def _made(folder: Path) -> Path:

@@ -27,15 +27,23 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class LocalEngine:
-    """Threads of this process, each with one worker process."""
+class AnyExecutor(Protocol):
+    """What runs one shard after the other: see executor.py; ray_engine.py has one on another machine."""
 
-    def __init__(self, jobs: int, limits: Limits, folder: Path) -> None:
-        self._stopped = threading.Event()
-        self._executors = [Executor(limits, folder / f"worker{number}.log", self._stopped) for number in range(jobs)]
+    def discover(self, file: str, recipe: Recipe) -> list[Case]: ...
+    def run(self, shard: Shard, deliver: Deliver) -> None: ...
+    def close(self) -> None: ...
+
+
+class ThreadedEngine:
+    """Threads of this process, each with one executor. They end when `stopped` is set."""
+
+    def __init__(self, executors: Sequence[AnyExecutor], stopped: threading.Event) -> None:
+        self._stopped = stopped
+        self._executors = executors
 
     def discover(self, files: Sequence[tuple[str, Recipe]], found: Callable[[str, Found], None]) -> None:
-        def one(executor: Executor, task: tuple[str, Recipe]) -> None:
+        def one(executor: AnyExecutor, task: tuple[str, Recipe]) -> None:
             try:
                 cases: Found = executor.discover(*task)
             except WorkerGone as gone:
@@ -52,10 +60,10 @@ class LocalEngine:
         for executor in self._executors:
             executor.close()
 
-    def _side_by_side(self, tasks: Sequence[Task], work: Callable[[Executor, Task], None]) -> None:
+    def _side_by_side(self, tasks: Sequence[Task], work: Callable[[AnyExecutor, Task], None]) -> None:
         waiting, failures = iter(tasks), []  # the threads share one iterator: its next is atomic
 
-        def consume(executor: Executor) -> None:
+        def consume(executor: AnyExecutor) -> None:
             try:
                 for task in waiting:
                     if self._stopped.is_set():
@@ -78,3 +86,11 @@ class LocalEngine:
                 thread.join()
         if failures:
             raise failures[0]
+
+
+def local(jobs: int, limits: Limits, folder: Path) -> ThreadedEngine:
+    """On this machine: each executor has a worker process. `folder`: for what their cases print."""
+    stopped = threading.Event()
+    return ThreadedEngine(
+        [Executor(limits, folder / f"worker{number}.log", stopped) for number in range(jobs)], stopped
+    )

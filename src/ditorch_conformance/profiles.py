@@ -65,7 +65,8 @@ def _measured(results: Iterable[Result]) -> Facts:
     for result in results:
         dtype, details = dtype_of(result.case), result.details
         kernel = str(details.get("raising", ""))
-        if result.status == UNSUPPORTED and "::" in kernel:
+        is_of_ops = not is_chosen(result.case.classname, _NO_OPS)
+        if result.status == UNSUPPORTED and "::" in kernel and is_of_ops:
             # raised in one case and not in another: the kernel is there, and refuses some inputs
             key = "missing" if (kernel, dtype) not in worked else "partly_missing"
             message = f"{result.info}: {_told(result)}"[:_MAX_MESSAGE]

@@ -12,8 +12,8 @@ from collections import Counter
 
 import pytest
 
+from ditorch_conformance import engines
 from ditorch_conformance import journal as journals
-from ditorch_conformance.engines import LocalEngine
 from ditorch_conformance.errors import ConformanceError
 from ditorch_conformance.journal import Journal
 from ditorch_conformance.process import Limits
@@ -80,7 +80,7 @@ def test_a_dangerous_case_costs_only_itself_and_a_killed_run_goes_on(checkout, t
         import sys
         from pathlib import Path
         from ditorch_conformance import devices, pytorch_tests
-        from ditorch_conformance.engines import LocalEngine
+        from ditorch_conformance import engines
         from ditorch_conformance.journal import Journal
         from ditorch_conformance.process import Limits
         from ditorch_conformance.runner import run
@@ -88,7 +88,7 @@ def test_a_dangerous_case_costs_only_itself_and_a_killed_run_goes_on(checkout, t
         recipe = pytorch_tests.recipe(source, "test_dangerous.py", devices.CPU, {{}})
         journal = Journal(out, {{}})
         limits = Limits(2, memory=2**28)
-        run([("test_dangerous.py", recipe)], LocalEngine(2, limits, out), journal, tries=1)
+        run([("test_dangerous.py", recipe)], engines.local(2, limits, out), journal, tries=1)
     """
     command = [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())]
 
@@ -135,7 +135,7 @@ def results_of(source, out, recipes, tries=2, wanted="*"):
     out.mkdir(exist_ok=True)
     journal = Journal(out, {"source": str(source)})
     try:
-        run(recipes(source), LocalEngine(1, Limits(20), out), journal, tries=tries, wanted=wanted)
+        run(recipes(source), engines.local(1, Limits(20), out), journal, tries=tries, wanted=wanted)
     finally:
         journal.close()
     return {result.case.name: result for result in journals.read(out).results()}

@@ -103,11 +103,16 @@ def test_a_profile_that_cannot_be_used_is_named(tmp_path, content, reason):
     with pytest.raises(SettingError, match=r"chip\.json cannot be used") as caught:
         ChipProfile.read(str(path))
     assert reason in str(caught.value)
-    assert "ascend910, cambricon" in str(caught.value)
+    assert "ascend910, cambricon, h200" in str(caught.value)
 
 
 def test_profiles_that_come_along_can_be_read_and_say_where_they_are_from():
-    assert {"ascend910", "cambricon"} <= set(chip_profile.included())
+    assert {"ascend910", "cambricon", "h200"} <= set(chip_profile.included())
+    h200 = ChipProfile.read("h200")
+    assert (h200.chip, h200.source) == ("NVIDIA H200", "measured")
+    assert "angle_cuda" in h200.missing("aten::angle", ["bfloat16"])
+    assert h200.accumulation("aten::mm", "bfloat16") == "float32"
+    assert 1e-4 < h200.seconds("aten::mm", "bfloat16", {"bytes": 1e8, "flops": 2 * 4096**3}) < 3e-4
     ascend = ChipProfile.read("ascend910")
     assert (ascend.chip, ascend.source) == ("Ascend 910", "derived")
     assert "not implemented" in ascend.missing("aten::avg_pool2d", ["bfloat16"])

@@ -30,6 +30,7 @@ class Call:
     has_second_gradient: bool = False
     changes_arguments: bool = False
     is_derived: bool = False  # ours, not torch's: it counts only where the CPU takes it
+    draws: bool = False  # random numbers, in a way that nobody can judge
     stays_on_host: bool = False  # integer tensors do: torch wants them there, whatever the device
 
     @property
@@ -54,13 +55,14 @@ def of_op(op: Any, dtype: torch.dtype) -> Iterator[Call]:
     for sample in op.sample_inputs("cpu", dtype, requires_grad=has_gradient):
         call = Call(
             f"torch.{op.torch_opinfo_name}" if is_reference else name_of(op),
-            op.op,
+            _first_result(op.op) if op.name in _WITH_INTERNALS else op.op,
             (sample.input, *sample.args),
             sample.kwargs,
             in_place=None if is_reference or sample.broadcasts_input else op.inplace_variant,
-            takes_out=op.supports_out and not is_reference,
+            takes_out=op.supports_out and not is_reference and op.name not in _WITH_INTERNALS,
             has_gradient=has_gradient,
             has_second_gradient=has_gradient and op.supports_gradgrad,
+            draws=op.full_name in _MISNAMED,
             stays_on_host=op.name.endswith("tensor_split"),
         )
         has_empty |= is_empty(call)
@@ -76,6 +78,14 @@ def of_op(op: Any, dtype: torch.dtype) -> Iterator[Call]:
 
 # torch's list calls another op by these names, or with its arguments in another order
 _MISNAMED = ("rand_like", "normal.number_mean")
+
+
+# what else they return is for their own backward pass, and each kernel's own affair
+_WITH_INTERNALS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+
+
+def _first_result(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(*args, **kwargs)[0]
 
 
 def name_of(op: Any) -> str:
@@ -109,7 +119,7 @@ def _derived(call: Call, change: Callable[[Tensor], Tensor]) -> Iterator[Call]:
 
 def of_module(info: Any, dtype: torch.dtype) -> Iterator[Call]:
     """A module's parameters and buffers are arguments of the call, so that they are compared, too."""
-    for training in (False, True) if info.train_and_eval_differ else (False,):
+    for training in (False, True) if info.train_and_eval_differ else (True,):
         inputs = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
         for one in inputs:
             if one.forward_input is None:
@@ -126,7 +136,8 @@ def of_module(info: Any, dtype: torch.dtype) -> Iterator[Call]:
                 _as_function(module),
                 (state, *forward.args),
                 forward.kwargs,
-                has_gradient=dtype.is_floating_point,
+                # cuDNN's recurrent layers have no backward pass in evaluation
+                has_gradient=dtype.is_floating_point and (training or not isinstance(module, torch.nn.RNNBase)),
                 changes_arguments=training and bool(dict(module.named_buffers())),
             )
 
@@ -152,8 +163,11 @@ def of_optimizer(info: Any, dtype: torch.dtype) -> Iterator[Call]:
     for one in info.optim_inputs_func("cpu"):
         if {"capturable", "differentiable"} & set(one.kwargs) or [*trees.tensors(one.kwargs)]:
             continue  # for other ways of running a step
-        for form in ("for-loop", *(form for form in ("foreach", "fused") if form in info.supported_impls)):
-            flags = {name: name == form for name in ("foreach", "fused") if name in info.supported_impls}
+        forms = [form for form in ("foreach", "fused") if form in info.supported_impls]
+        if "cuda" not in getattr(info, "supports_fused_on", ("cuda",)):
+            forms = [form for form in forms if form != "fused"]
+        for form in ("for-loop", *forms):
+            flags = {name: name == form for name in forms}
             function = _steps(info, {**one.kwargs, **flags})
             yield Call(f"torch.optim.{info.optim_cls.__name__}.step", function, (parameters, gradients))
 
@@ -168,8 +182,10 @@ def _steps(info: Any, options: dict[str, Any]) -> Callable[..., Any]:
 
                 def loss(given: list[Tensor] = given) -> Tensor:
                     for weight, gradient in zip(weights, given):
-                        weight.grad = gradient.to_sparse() if info.only_supports_sparse_grads else gradient.clone()
-                    return torch.stack([(w.detach() * g).sum() for w, g in zip(weights, given)]).sum()
+                        # a search along a line needs a valley: that of the distance to the given numbers
+                        used = weight.detach() - gradient if info.step_requires_closure else gradient.clone()
+                        weight.grad = used.to_sparse() if info.only_supports_sparse_grads else used
+                    return torch.stack([(w.detach() - g).square().sum() / 2 for w, g in zip(weights, given)]).sum()
 
                 loss()
                 optimizer.step(loss) if info.step_requires_closure else optimizer.step()

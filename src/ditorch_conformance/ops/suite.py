@@ -31,6 +31,9 @@ class OpSuite:
         torch.set_num_threads(1)
         if options["device"] != devices.CPU:  # float32 is float32 here
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            recurrent: Any = getattr(torch.backends.cudnn, "rnn", None)
+            if hasattr(recurrent, "fp32_precision"):  # newer releases have a switch of its own for these
+                recurrent.fp32_precision = "ieee"
         self._device = devices.device_of(options["device"])
         self._entries = entries(options["ops"], options["device"] == devices.CPU)
         self._dtypes, self._patterns = options["dtypes"], options["ops"]
