@@ -43,7 +43,7 @@ const CHINESE = {
   // NaN
   "NaN and Inf": "NaN 与 Inf", "Nobody looked for NaN and Inf in this run.": "本次运行没有检查 NaN 与 Inf。", "How it spread": "如何扩散", "{0} later calls are not listed.": "后面的 {0} 次调用没有列出。",
   "What made NaN or Inf": "什么产生了 NaN 或 Inf", "The first one": "第一个", "calls it reached": "波及的调用", "Where it went": "扩散到哪里",
-  "The darker, the earlier it was there.": "颜色越深，到达越早。", "reached as number {0}": "第 {0} 个到达", "made it": "产生", "carried it on": "传递", "was given it": "输入中已有",
+  "The stronger the colour, the earlier it was there.": "颜色越强，到达越早。", "reached as number {0}": "第 {0} 个到达", "made it": "产生", "carried it on": "传递", "was given it": "输入中已有",
   // memory
   "Memory was not sampled in this run.": "本次运行没有采样内存。", "Device memory of tensors": "张量占用的设备内存", "Device memory that the allocator holds": "分配器持有的设备内存", "Host memory": "主机内存",
   "CPU, per cent of a core": "CPU，单核百分比", "Device busy, per cent": "设备繁忙百分比", "The most that was used": "使用的最大值", "host memory": "主机内存", "device memory": "设备内存",

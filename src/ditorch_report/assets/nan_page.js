@@ -39,7 +39,7 @@ const NanPage = (() => {
   function map(spread, list) {
     if (spread.modules.cells.length < 2) return null;
     const open = (place) => { if (list && place >= 0) location.hash = Address.of(list.address(place)); };
-    return Elements.section(t("Where it went"), element("p", {}, t("The darker, the earlier it was there.")), HeatMap.draw({
+    return Elements.section(t("Where it went"), element("p", {}, t("The stronger the colour, the earlier it was there.")), HeatMap.draw({
       data: spread.modules, phases: ["forward", "backward"], titles: [t("Forward"), t("Backward")],
       colour: HeatMap.orderColour(), describe: (value) => t("reached as number {0}", Math.round(1 / value)), open,
     }));
