@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,12 +170,12 @@ def _broken(old: str, new: str, step: Callable[[], object]) -> Iterator[None]:
     with mock.patch.object(CompiledFxGraph, "__call__", lambda graph, inputs: seen.append(graph) or own(graph, inputs)):
         step()
     (graph,) = [graph for graph in seen if old in graph.source_code and not graph.fx_kwargs.get("is_backward")]
-    before = graph.source_code[: graph.source_code.index(old)]
-    name = before.rsplit(" = async_compile.", 1)[0].rsplit("\n", 1)[-1]
-    function = graph.current_callable
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
+    source = graph.source_code
+    in_code = next(found.start() for found in re.finditer(rf"^[^#\n]*{old}", source, re.MULTILINE))
+    name = source[:in_code].rsplit(" = async_compile.", 1)[0].rsplit("\n", 1)[-1]
+    runner = getattr(graph, "compiled_fn_runner", None)  # of the generated module; what is called may be wrapped
+    function = graph.current_callable if runner is None else type(runner).call
     names = getattr(function, "__func__", function).__globals__
-    broken = getattr(PyCodeCache.load(graph.source_code.replace(old, new, 1)), name)
+    broken = getattr(PyCodeCache.load(source.replace(old, new)), name)
     with mock.patch.dict(names, {name: broken}):
         yield
