@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -31,9 +32,25 @@ _WIDTH = 120  # where there is no terminal
 @click.option(
     "--limit", type=click.FloatRange(min=1), help="How many times further apart than its inputs a call may be."
 )
+@click.option(
+    "--shard",
+    "shards",
+    multiple=True,
+    metavar="PATTERN=DIMENSION",
+    help="Along which dimension ranks share the tensors of these modules, where a run of several ranks is compared "
+    "with one process and shapes do not tell; may be given again.",
+)
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks compared at a time.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON (ditorch.compare/1), and no more.")
 def command(
-    run_a: Path, run_b: Path, healthy: Path | None, data: Path | None, limit: float | None, as_json: bool
+    run_a: Path,
+    run_b: Path,
+    healthy: Path | None,
+    data: Path | None,
+    limit: float | None,
+    shards: tuple[str, ...],
+    jobs: int,
+    as_json: bool,
 ) -> None:
     """Compare two runs by their statistics: RUN_A is the good one, RUN_B the one in doubt.
 
@@ -48,8 +65,10 @@ def command(
     from op_tools.compare_runs.settling import settle
     from op_tools.errors import CaptureError
 
+    table = [_shard(text) for text in shards]
     try:
-        found = compare(Run(run_a), Run(run_b), Run(healthy) if healthy else None, limit or LIMIT)
+        runs = Run(run_a), Run(run_b), Run(healthy) if healthy else None
+        found = compare(*runs, limit or LIMIT, shards=table, jobs=jobs)
         if data is not None or run_b.is_dir():
             settle(found, data or run_b)
     except CaptureError as error:
@@ -60,6 +79,17 @@ def command(
     else:
         show(report.text(found, shutil.get_terminal_size((_WIDTH, 24)).columns))
     sys.exit(found.exit_code)
+
+
+def _shard(text: str) -> tuple[str, int]:
+    pattern, _, dimension = text.rpartition("=")
+    try:
+        re.compile(pattern)
+        return pattern, int(dimension)
+    except (ValueError, re.error):
+        raise click.BadParameter(
+            f"{text!r} is no PATTERN=DIMENSION, such as 'attn.(q|k|v)=-1'", param_hint="--shard"
+        ) from None
 
 
 def show(text: str) -> None:

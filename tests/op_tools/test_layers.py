@@ -22,7 +22,7 @@ LAYERS = (
     {"core"},
     {"autocompare", "capture", "timing", "overflow", "reroute", "observe", "monitor", "losses"},
     {"replay"},
-    {"compare_runs", "reproduce"},
+    {"compare_runs", "export", "reproduce"},
     {"run", "run_op_from_data", "process_monitor", "__init__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -118,3 +118,23 @@ def test_a_table_tells_along_which_dimension(runs):
     wrong = compare(one, two, shards=[("up", 0)])
     assert right.guilty == wrong.guilty == []
     assert right.modules != wrong.modules, "what does not fit is not compared"
+
+
+def test_ranks_compared_in_processes_give_the_same(runs):
+    from op_tools.compare_runs import report
+
+    good, bad = runs("batch", "good"), runs("batch", "bad", "aten.gelu: noise=1e-2")
+    found = report.as_json(compare(good, bad))
+    assert found == report.as_json(compare(good, bad, jobs=2))
+    assert (found["first_divergence"]["op"], found["ranks"]) == ("torch.nn.functional.gelu", [0, 1])
+
+
+def test_a_shard_that_makes_no_sense_is_named(device):
+    from click.testing import CliRunner
+
+    from ditorch_cli.compare import command
+
+    for text in ("up", "up=x", "(=1"):
+        done = CliRunner().invoke(command, ["a", "b", "--shard", text])
+        assert done.exit_code == 2
+        assert "is no PATTERN=DIMENSION" in done.output

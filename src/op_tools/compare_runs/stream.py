@@ -1,0 +1,291 @@
+"""Compares one process of each run: step by step, each call by its own arguments, in the order in which run A ran."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from typing import Callable, NamedTuple
+
+from op_tools.compare_runs.alignment import aligned
+from op_tools.compare_runs.calls import CHECKSUM, Backward, Call
+from op_tools.compare_runs.distance import UNITS, distance, same_bits
+from op_tools.compare_runs.findings import Before, Findings, ModuleRow, Place
+from op_tools.compare_runs.joining import Table, all_ranks, joined
+from op_tools.compare_runs.judging import Event, Judge
+from op_tools.compare_runs.reading import Run, Stream
+from op_tools.errors import CaptureError
+
+MAX_GUILTY = 100
+MAX_WORST = 10
+MAX_SUSPECTS = 12
+_SUSPECT = 0.15  # of the limit
+_MAX_NAMED = 3
+_MAX_CHAIN = 12
+_LATER = 4.0  # what comes after a guilty call has to be so much clearer: the fault hides what is healthy
+Told = Callable[[int, int], None]  # progress: steps done, events so far
+
+
+class _Task(NamedTuple):
+    """A forward or backward of a call that both runs have, and the same of a healthy second run of A."""
+
+    order: int
+    a: Call
+    b: Call
+    backward: tuple[Backward, Backward] | None
+    healthy: Call | None
+
+
+class StreamComparison:
+    """One process of each run."""
+
+    def __init__(
+        self, findings: Findings, judge: Judge, stream: Stream, told: Told | None, shards: Table | None = None
+    ) -> None:
+        self._found = findings
+        self._judge = judge
+        self._stream, self._rank = stream, stream[0]
+        self._told = told
+        self._shards = shards  # of runs with another number of ranks
+        self._modules: dict[str, ModuleRow] = {}
+        self._worst: list[tuple[float, int, Place]] = []
+        self._number = 0
+        self._has_guilty = False
+        self._is_first_step = True
+        self._only: Counter[str] = Counter()
+
+    def compare(self, a: Run, b: Run, healthy: Run | None) -> None:
+        others = None if healthy is None or self._stream not in healthy.streams else healthy.steps(self._stream)
+        third = _Follower(others)
+        try:
+            for step, calls, counterparts in self._steps(a, b):
+                self._step(calls, counterparts, third.at(step))
+                self._found.steps += 1
+                if self._told is not None:
+                    self._told(self._found.steps, self._found.events)
+        except CaptureError as error:
+            self._found.not_comparable.append(f"from here on: {error}")
+        if self._only:
+            named = ", ".join(f"{key} ({count})" for key, count in self._only.most_common(_MAX_NAMED))
+            self._found.not_comparable.append(f"rank {self._rank}: calls that only one run has, such as {named}")
+
+    def _steps(self, a: Run, b: Run) -> Iterator[tuple[int, list[Call], list[Call]]]:
+        """Steps that both have."""
+        other = _Follower(self._steps_of(b))
+        for step, calls in self._steps_of(a):
+            counterparts = other.at(step)
+            if counterparts is None:
+                self._found.not_comparable.append(f"rank {self._rank}: step {step} is only in {a.path}")
+            else:
+                yield step, calls, counterparts
+
+    def _steps_of(self, run: Run) -> Iterator[tuple[int, list[Call]]]:
+        if self._shards is None:
+            return run.steps(self._stream)
+        ranks = [run.steps((rank, 0)) for rank in run.ranks]
+        return ranks[0] if len(ranks) == 1 else all_ranks(ranks)
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def _step(self, a: list[Call], b: list[Call], healthy: list[Call] | None) -> None:
+        pairs = aligned([call.site.key for call in a], [call.site.key for call in b])
+        self._count_unpaired(a, b, pairs)
+        for i, j in pairs:
+            if a[i].parts or b[j].parts:
+                a[i] = joined(b[j], a[i], self._shards or ()) if a[i].parts else a[i]
+                b[j] = joined(a[i], b[j], self._shards or ()) if b[j].parts else b[j]
+        self._judge.begin_step((a[i], b[j]) for i, j in pairs)
+        third = {}
+        if healthy is not None:
+            third = {i: healthy[k] for i, k in aligned([c.site.key for c in a], [c.site.key for c in healthy])}
+        tasks = [task for i, j in pairs for task in _tasks(a[i], b[j], third.get(i))]
+        tasks.sort(key=lambda task: task.order)
+        if self._is_first_step and tasks:
+            self._look_at_outside(tasks)
+        events = [self._event(task) for task in tasks]
+        self._judge_events(events)
+        self._found.calls += len(pairs)
+        self._is_first_step = self._is_first_step and not tasks
+
+    def _event(self, task: _Task) -> Event:
+        third = task.healthy
+        if task.backward is None:
+            moved = None if third is None else self._judge.moved(task.a, third)
+            return self._judge.forward(task.a, task.b, moved)
+        one, other = task.backward
+        number = task.a.backwards.index(one)
+        moved = None
+        if third is not None and number < len(third.backwards):
+            moved = self._judge.moved(task.a, third, one, third.backwards[number])
+        return self._judge.backward(task.a, task.b, one, other, moved)
+
+    def _judge_events(self, events: list[Event]) -> None:
+        for number, event in enumerate(events):
+            self._found.events += 1
+            self._note(event)
+            if event.distance == 0:
+                self._found.same += 1
+                continue
+            if event.is_source and not self._is_first_step and event.phase == "forward":
+                self._note_data(event)
+            if event.is_guilty and (not self._has_guilty or event.score > _LATER * event.limit):
+                self._blame(event, events, number)
+            self._rank_by_distance(event)
+            if event.score > _SUSPECT * event.limit and not event.is_source:
+                self._suspect(event)
+        self._look_for_carried(events)
+
+    def _blame(self, event: Event, events: list[Event], number: int) -> None:
+        self._has_guilty = True
+        place = Place.of(event, self._rank, "guilty")
+        if len(self._found.guilty) < MAX_GUILTY:
+            self._found.guilty.append(place)
+        first = self._found.first_divergence
+        if first is None or (place.step, first.kind) < (first.step, "guilty"):
+            self._found.first_divergence = place
+            self._found.chain = [Place.of(one, self._rank, kind) for one, kind in _chain(events, number)]
+
+    def _look_for_carried(self, events: list[Event]) -> None:
+        """Where nothing is guilty and what came in from outside differs, the first result that shows it."""
+        if self._found.first_divergence is not None or not any(one.moves_numbers for one in self._found.before):
+            return
+        for number, event in enumerate(events):
+            if event.distance > max(event.limit * _unit(event), 0.0):
+                self._found.first_divergence = Place.of(event, self._rank, "carried")
+                self._found.chain = [Place.of(one, self._rank, kind) for one, kind in _chain(events, number)]
+                return
+
+    # -- what is kept -------------------------------------------------------------------------------------------------
+
+    def _note(self, event: Event) -> None:
+        row = self._modules.get(event.a.site.module)
+        if row is None:
+            row = self._modules[event.a.site.module] = ModuleRow(event.a.site.module)
+            self._found.modules.append(row)
+        row.events += 1
+        row.same += event.distance == 0
+        row.guilty += event.is_guilty
+        if event.distance > row.distance:
+            row.distance, row.op = event.distance, event.a.site.op
+
+    def _rank_by_distance(self, event: Event) -> None:
+        self._number += 1
+        if len(self._worst) >= MAX_WORST and event.distance <= self._worst[0][0]:
+            return
+        place = Place.of(event, self._rank, "guilty" if event.is_guilty else "carried")
+        heapq.heappush(self._worst, (event.distance, -self._number, place))
+        if len(self._worst) > MAX_WORST:
+            heapq.heappop(self._worst)
+        self._found.worst = [place for *_, place in sorted(self._worst, key=lambda one: (-one[0], -one[1]))]
+
+    def _suspect(self, event: Event) -> None:
+        """The most suspect of each op, in its first step; once a call is guilty, what comes after may be its doing."""
+        suspects = self._found.suspects
+        place = Place.of(event, self._rank, "guilty" if event.is_guilty else "carried")
+        known = next((one for one in suspects if (one.op, one.phase) == (place.op, place.phase)), None)
+        if known is not None:
+            if known.score >= place.score or self._has_guilty:
+                return
+            suspects.remove(known)
+        suspects.append(place)
+        suspects.sort(key=lambda one: -one.score)
+        del suspects[MAX_SUSPECTS:]
+
+    def _count_unpaired(self, a: list[Call], b: list[Call], pairs: list[tuple[int, int]]) -> None:
+        in_a, in_b = {i for i, _ in pairs}, {j for _, j in pairs}
+        self._found.only_a += len(a) - len(pairs)
+        self._found.only_b += len(b) - len(pairs)
+        if len(in_a) < len(a) or len(in_b) < len(b):
+            left = [call for n, call in enumerate(a) if n not in in_a] + [c for n, c in enumerate(b) if n not in in_b]
+            self._only.update(f"{call.site.op} in {call.site.module or 'no module'}" for call in left)
+
+    def _note_data(self, event: Event) -> None:
+        if not any(one.what == "data" for one in self._found.before):
+            where = f"{event.a.site.op} ({event.a.site.source})"
+            self._found.before.append(Before("data", where, event.distance, "", event.a.step, self._rank))
+
+    def _look_at_outside(self, tasks: list[_Task]) -> None:
+        """Inputs of the first forward pass that no call made: weights and data. After it come gradients."""
+        made: set[int] = set()
+        seen_weights: set[int] = set()
+        for task in tasks:
+            if task.backward is not None:
+                break
+            for name, tensor in task.a.inputs.items():
+                other, checksum = task.b.inputs.get(name), tensor.numbers[CHECKSUM]
+                if other is None or checksum in made or checksum in seen_weights or same_bits(tensor, other):
+                    continue
+                seen_weights.add(checksum)
+                apart = distance(tensor, other)
+                unit = max(UNITS.get(tensor.kind.dtype, 0.0), UNITS.get(other.kind.dtype, 0.0))
+                if apart is None or apart.told > 2 * unit:
+                    what = "weights" if tensor.kind.requires_grad else "data"
+                    where = f"{task.a.site.module or task.a.site.op} {name}"
+                    told = None if apart is None else apart.told
+                    self._found.before.append(Before(what, where, told, "", task.a.step, self._rank))
+            made.update(tensor.numbers[CHECKSUM] for tensor in task.a.outputs.values())
+            if not task.a.inputs and any(
+                name in task.b.outputs and not same_bits(tensor, task.b.outputs[name])
+                for name, tensor in task.a.outputs.items()
+            ):
+                where = f"{task.a.site.op} ({task.a.site.source})"
+                self._found.before.append(Before("data", where, None, "", task.a.step, self._rank))
+
+
+class _Follower:
+    """The steps of a run, one at a time, as another run asks for them."""
+
+    def __init__(self, steps: Iterator[tuple[int, list[Call]]] | None) -> None:
+        self._steps = steps
+        self._next: tuple[int, list[Call]] | None = None
+
+    def at(self, step: int) -> list[Call] | None:
+        while self._steps is not None:
+            if self._next is None:
+                self._next = next(self._steps, None)
+                if self._next is None:
+                    self._steps = None
+                    return None
+            if self._next[0] > step:
+                return None
+            number, calls = self._next
+            self._next = None
+            if number == step:
+                return calls
+        return None
+
+
+def _tasks(a: Call, b: Call, healthy: Call | None) -> Iterator[_Task]:
+    if a.outputs:
+        yield _Task(a.order, a, b, None, healthy)
+    for one, other in zip(a.backwards, b.backwards):
+        yield _Task(one.order, a, b, (one, other), healthy)
+
+
+def _unit(event: Event) -> float:
+    tensors = [*event.a.inputs.values(), *event.a.outputs.values(), *event.b.outputs.values()]
+    return max((UNITS.get(seen.kind.dtype, 0.0) for seen in tensors), default=0.0)
+
+
+def _chain(events: list[Event], begin: int) -> list[tuple[Event, str]]:
+    """From the call where it begins to the largest distance of the step, by the tensors that carry it."""
+    made: dict[int, int] = {}
+    for number, event in enumerate(events):
+        results = event.a.outputs if event.phase != "backward" else {}
+        for seen in results.values():
+            made.setdefault(seen.numbers[CHECKSUM], number)
+    after = [number for number in range(begin, len(events)) if events[number].phase == events[begin].phase]
+    end = max(after, key=lambda number: events[number].distance, default=begin)
+    way = [end]
+    while way[-1] != begin and len(way) < _MAX_CHAIN:
+        sources = [made.get(seen.numbers[CHECKSUM], -1) for seen in events[way[-1]].a.inputs.values()]
+        sources = [number for number in sources if begin <= number < way[-1]]
+        if not sources:
+            break
+        way.append(max(sources, key=lambda number: (events[number].distance, -number)))
+    if way[-1] != begin:
+        way.append(begin)
+    return [
+        (events[number], "guilty" if number == begin and events[number].is_guilty else "carried")
+        for number in way[::-1]
+    ]
