@@ -15,23 +15,25 @@ from ditorch_conformance.causes import group, reproducer
 from ditorch_conformance.diff import Change, Difference
 from ditorch_conformance.known import Known
 from ditorch_conformance.ops import recipe as op_matrix
+from ditorch_conformance.results import Result
 from ditorch_conformance.tables import Table
 
 _MAX_ROWS = 20
+_MAX_OPS = 8
 
 
 def show_summary(table: Table, baseline: Table | None, known: Known) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    files = summary.by_file(table.results)
-    rows = summary.by_dtype(table.results) if set(files) == {op_matrix.FILE} else files
-    statuses = summary.statuses(table.results)
-    grid = Grid("dtype" if rows is not files else "file", *statuses, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, counted in sorted(rows.items()):
-        grid.add_row(escape(name), *(f"{counted[status]:,}" for status in statuses))
-    if len(rows) > 1:
-        whole = Counter(result.status for result in table.results)
-        grid.add_row("all", *(f"{whole[status]:,}" for status in statuses))
-    console.print(grid)
+    results = table.results
+    files, dtypes = summary.by_file(results), summary.by_dtype(results)
+    if set(files) != {op_matrix.FILE}:  # the op matrix is no file
+        _show_counts(console, "file", files, results)
+    if len(dtypes) > 1 or set(files) == {op_matrix.FILE}:
+        _show_counts(console, "dtype", dtypes, results)
+    worst = summary.failing_most(summary.by_op(results))
+    if worst:
+        told = ", ".join(f"{name} {count}" for name, count in worst[:_MAX_OPS])
+        console.print(f"Ops with most failures: {escape(told)}{', …' if len(worst) > _MAX_OPS else ''}")
     if table.never_run:
         console.print(f"{len(table.never_run):,} cases were not reached; the same command runs them.")
     if baseline is not None:
@@ -42,6 +44,17 @@ def show_summary(table: Table, baseline: Table | None, known: Known) -> None:
         )
     _show_causes(table, console)
     _show_known(table, known, console)
+
+
+def _show_counts(console: Console, what: str, rows: dict[str, Counter[str]], results: Sequence[Result]) -> None:
+    statuses = summary.statuses(results)
+    grid = Grid(what, *statuses, box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, counted in sorted(rows.items()):
+        grid.add_row(escape(name), *(f"{counted[status]:,}" for status in statuses))
+    if len(rows) > 1:
+        whole = sum(rows.values(), Counter())
+        grid.add_row("all", *(f"{whole[status]:,}" for status in statuses))
+    console.print(grid)
 
 
 def _show_causes(table: Table, console: Console) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from html import escape
+from typing import Any
 
 from ditorch_conformance import summary
 from ditorch_conformance.causes import group, kind_of, reproducer
 from ditorch_conformance.ops.recipe import DTYPES
-from ditorch_conformance.results import PASSING, SKIPPED
+from ditorch_conformance.results import PASSING, SKIPPED, dtype_of
 from ditorch_conformance.tables import Table
 
 _MAX_MESSAGE = 300
@@ -85,21 +86,37 @@ def _matrix(table: Table) -> str:
     found = summary.matrix(table.results)
     seen = {dtype for dtypes in found.values() for dtype in dtypes}
     columns = [dtype for dtype in DTYPES if dtype in seen] + sorted(seen.difference(DTYPES))
+    figures = {(result.op, dtype_of(result.case)): _figures(result.details) for result in table.results}
     rows = []
     for op, dtypes in sorted(found.items()):
-        cells = "".join(_cell(dtypes.get(dtype, {})) for dtype in columns)
+        cells = "".join(_cell(dtypes.get(dtype, {}), figures.get((op, dtype), "")) for dtype in columns)
         rows.append(f"<tr><td>{escape(op)}</td>{cells}</tr>")
     return _grid("Ops and dtypes: passed of run", ["op", *columns], rows)
 
 
-def _cell(counted: dict[str, int]) -> str:
+def _cell(counted: dict[str, int], figures: str) -> str:
+    """How many of several cases passed; of a single one, as in the op matrix, its status."""
     run = sum(count for status, count in counted.items() if status != SKIPPED)
     if not run:
         return "<td class='none'>–</td>"
     passed = sum(counted.get(status, 0) for status in PASSING)
     kind = "good" if passed == run else "bad" if passed == 0 else "part"
     failed = ", ".join(f"{count} {status}" for status, count in counted.items() if status not in (*PASSING, SKIPPED))
-    return f"<td class='{kind}' title='{escape(failed)}'>{passed}/{run}</td>"
+    shown = next(iter(counted)) if run == sum(counted.values()) == 1 else f"{passed}/{run}"
+    return f"<td class='{kind}' title='{escape(figures or failed)}'>{escape(shown)}</td>"
+
+
+def _figures(details: dict[str, Any]) -> str:
+    """What the op matrix has measured, for who points at a cell."""
+    told = (
+        ("max_ulp", "off by up to {:g} ulp"),
+        ("rmse_ratio", "{:g} times the CPU's error"),
+        ("speedup", "{:g} times the CPU's speed"),
+    )
+    words = [text.format(details[key]) for key, text in told if isinstance(details.get(key), (int, float))]
+    if details.get("deterministic") is False:
+        words.append("other bits each time")
+    return ", ".join([*words, *(f"falls back: {name}" for name in details.get("falls_back", ()))])
 
 
 def _cases(table: Table) -> str:

@@ -76,6 +76,12 @@ def by_dtype(results: Iterable[Result]) -> dict[str, Counter[str]]:
     return counts(results, lambda result: dtype_of(result.case))
 
 
+def failing_most(counted: dict[str, Counter[str]]) -> list[tuple[str, int]]:
+    """Names with their failures, the most first; those without are left out."""
+    found = {name: sum(statuses[status] for status in FAILING) for name, statuses in counted.items()}
+    return sorted(((name, count) for name, count in found.items() if count), key=lambda one: (-one[1], one[0]))
+
+
 def matrix(results: Iterable[Result]) -> dict[str, dict[str, Counter[str]]]:
     """Statuses by op and dtype."""
     found: dict[str, dict[str, Counter[str]]] = {}
