@@ -6,10 +6,13 @@ cannot be understood.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Callable
 
 import click
 
@@ -52,6 +55,13 @@ class _Command(click.Command):
     is_flag=True,
     help="Compare each run with the CPU in higher precision; with --device cpu also what the capture's device gave.",
 )
+@click.option("--ops", metavar="PATTERNS", help="Only these: full names and regular expressions, with commas.")
+@click.option(
+    "--warm_up", "--warm-up", default=0, show_default=True, type=click.IntRange(0), help="Runs before, not looked at."
+)
+@click.option(
+    "--jobs", default=1, show_default=True, type=click.IntRange(1), help="Processes that replay at the same time."
+)
 @click.option("--device", default=None, help="The device to run on. Default: the accelerator that is here.")
 @click.option(
     "--trust", multiple=True, metavar="PACKAGE", help="Import PACKAGE, and run captured functions that are its own."
@@ -63,6 +73,9 @@ def command(
     only_run_forward: bool,
     sync_time_measure: bool,
     acc_check: bool,
+    ops: str | None,
+    warm_up: int,
+    jobs: int,
     device: str | None,
     trust: tuple[str, ...],
     as_json: bool,
@@ -72,12 +85,20 @@ def command(
     What is wrong is shown, and one table; OP_TOOLS_VERBOSE=2 shows every call. The exit code is 1 if a call is wrong,
     fails or cannot be used.
     """
+    if jobs > 1 and sync_time_measure:
+        raise click.UsageError("--sync_time_measure needs the device for itself: leave --jobs out.")
     from op_tools.errors import SettingError
-    from op_tools.replay.runner import Options, replay_all
+    from op_tools.replay.runner import Options, replay_all, replay_these
+    from op_tools.replay.shares import replay as replay_in_shares
 
-    options = Options(directory, run_times, only_run_forward, sync_time_measure, acc_check, device, trust)
+    chosen = tuple(name.strip() for name in (ops or "").split(",") if name.strip())
+    options = Options(
+        directory, run_times, only_run_forward, sync_time_measure, acc_check, device, trust, chosen, warm_up, jobs
+    )
+    told = (lambda line: None) if as_json else lambda line: print(line, flush=True)
     try:
-        results = replay_all(options, (lambda line: None) if as_json else lambda line: print(line, flush=True))
+        with _bar(as_json) as progress:
+            results = replay_all(options, told, progress, replay_in_shares if jobs > 1 else replay_these)
     except SettingError as error:
         print(f"ditorch replay: {error}", file=sys.stderr)
         sys.exit(2)
@@ -92,3 +113,18 @@ def _show(text: str) -> None:
     """Whatever letters the terminal knows."""
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding))
+
+
+@contextlib.contextmanager
+def _bar(is_silent: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, where somebody sits before it; it is gone at the end."""
+    if is_silent or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replay", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -13,6 +13,7 @@ import torch
 
 from op_tools.output import paths, process, tables
 from op_tools.output.csv_files import CsvFile
+from op_tools.replay.spread import Spread
 from op_tools.timing.ledger import Total
 
 SCHEMA = "ditorch.replay/1"
@@ -93,6 +94,7 @@ class ReplayResults:
     is_timed: bool
     calls: list[CallResult] = field(default_factory=list)
     times: dict[str, Total] = field(default_factory=dict)
+    spreads: dict[str, Spread] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
     def count(self, *statuses: str) -> int:
@@ -112,12 +114,18 @@ class ReplayResults:
             csv.add([getattr(call, column) for column in _COLUMNS])
         csv.close()
         if csv.written:
-            self.files.append(str(csv.path))
+            self.files.insert(0, str(csv.path))
 
     def as_json(self) -> dict[str, Any]:
         """docs/tools.md describes it."""
         times = [
-            {"name": name, "runs": total.calls, "forward_ms": total.forward, "backward_ms": total.backward}
+            {
+                "name": name,
+                "runs": total.calls,
+                "forward_ms": total.forward,
+                "backward_ms": total.backward,
+                **(self.spreads[name]._asdict() if name in self.spreads else {}),
+            }
             for name, total in self.times.items()
         ]
         return {
@@ -163,18 +171,18 @@ class ReplayResults:
         for call in self.calls:
             by_op.setdefault(call.name, []).append(call)
         ranked = sorted(by_op.items(), key=_rank)
-        columns = ("name", "calls", *STATUSES, "forward ms", "backward ms", "why")
+        times = ("forward ms", "p90", "backward ms", "p90") if self.is_timed else ()
+        columns = ("name", "calls", *STATUSES, *times, "why")
         more = f"… and {len(ranked) - MAX_ROWS} more ops" if len(ranked) > MAX_ROWS else ""
         rows = [self._row(name, calls) for name, calls in ranked[:MAX_ROWS]]
         return tables.fitted(columns, rows, width) + (f"\n{more}" if more else "")
 
     def _row(self, name: str, calls: list[CallResult]) -> list[str]:
         counts = [sum(call.status == status for call in calls) for status in STATUSES]
-        total = self.times.get(name)
-        times = [] if total is None else [total.forward, total.backward]
-        means = [f"{time / total.calls:.4f}" if total and total.calls else "" for time in times] or ["", ""]
+        spread = self.spreads.get(name, Spread(None, None, None, None))  # medians, and p90
+        times = ["" if time is None else f"{time:.4f}" for time in spread] if self.is_timed else []
         why = next((call.reason for call in sorted(calls, key=_severity) if call.reason), "")
-        return [name, str(len(calls)), *(str(count or "") for count in counts), *means, why]
+        return [name, str(len(calls)), *(str(count or "") for count in counts), *times, why]
 
     def _files(self) -> Iterator[str]:
         for file in self.files:

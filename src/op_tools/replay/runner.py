@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +28,20 @@ from op_tools.ops.autocast_policy import dtype_by_policy
 from op_tools.ops.cast_tables import read_cast_tables
 from op_tools.ops.catalogue import is_collective
 from op_tools.output import messages, paths
-from op_tools.replay import replay
+from op_tools.replay import replay, spread
 from op_tools.replay.replay import Replayable
 from op_tools.replay.results import CallResult, ReplayResults, Wrong
+from op_tools.replay.spread import Spread
 from op_tools.storage import store
 from op_tools.timing.ledger import Total
 from op_tools.timing.tool import OpTimeMeasure
 from op_tools.values import trees
+
+Told = Callable[[str], None]
+Progress = Callable[[int, int], None]  # calls done, and of how many
+_OP = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
+_MAX_NAMED = 6
+Way = Callable[["Options", "list[Path]", ReplayResults, Progress], None]
 
 
 @dataclass(frozen=True)
@@ -47,10 +55,54 @@ class Options:
     is_compared: bool = False
     device: str | None = None
     trusted: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()  # names and regular expressions; none: all
+    warm_up: int = 0  # runs of each call that nobody looks at
+    jobs: int = 1  # processes
 
 
-def replay_all(options: Options, told: Callable[[str], None]) -> ReplayResults:
-    """`told` is handed the line that names the framework. Raises SettingError where nothing can be replayed."""
+def replay_these(options: Options, folders: list[Path], results: ReplayResults, progress: Progress) -> None:
+    """In this process, one after the other."""
+    runner = _Runner(options, _usable_device(results.device))
+    with runner:
+        for number, folder in enumerate(folders, 1):
+            results.calls.append(runner.replay(folder))
+            progress(number, len(folders))
+    for call in results.calls:
+        call.settle(options.is_compared)
+    results.times = runner.times()
+    results.spreads = runner.spreads()
+    if settings.VERBOSE.get() < 2:  # else the tools have said so
+        results.files += runner.files()
+
+
+def _chosen(folders: list[Path], ops: tuple[str, ...]) -> list[Path]:
+    """Those of these ops. One that no capture is of is an error: it is misspelt, or was not captured."""
+    if not ops:
+        return folders
+    try:
+        patterns = [re.compile(op) for op in ops]
+    except re.error as error:
+        raise SettingError(f"--ops {','.join(ops)} cannot be used: {error}") from None
+    names = {folder: call_name(folder) for folder in folders}
+    there = sorted(set(names.values()))
+    for pattern in patterns:
+        if not any(pattern.fullmatch(name) for name in there):
+            some = ", ".join(there[:_MAX_NAMED]) + (" …" if len(there) > _MAX_NAMED else "")
+            raise SettingError(f"--ops {pattern.pattern}: no call of it was captured; there are {some}")
+    return [folder for folder in folders if any(pattern.fullmatch(names[folder]) for pattern in patterns)]
+
+
+def call_name(folder: Path) -> str:
+    return str(store.load_note(folder).get("name") or _op_in(folder))
+
+
+def replay_all(
+    options: Options, told: Told, progress: Progress = lambda done, total: None, way: Way = replay_these
+) -> ReplayResults:
+    """`told` is handed the line that names the framework; `way`: in this process, or in several (shares.py).
+
+    Raises SettingError where nothing can be replayed.
+    """
     framework, found = accelerator()
     device = _usable_device(options.device or found)
     told(f"ditorch.framework: {framework}")
@@ -60,20 +112,13 @@ def replay_all(options: Options, told: Callable[[str], None]) -> ReplayResults:
     if not folders:
         reason = "there is no such folder" if not options.directory.is_dir() else "no input.pth lies below it"
         raise SettingError(f"{options.directory} holds no capture: {reason}. OpCapture makes captures.")
+    folders = _chosen(folders, options.ops)
     results = ReplayResults(
         str(options.directory), framework, str(device), options.run_times, options.forward_only,
         options.is_compared, options.is_timed,
     )  # fmt: skip
-    runner = _Runner(options, device)
-    with runner:
-        for folder in folders:
-            results.calls.append(runner.replay(folder))
-    for call in results.calls:
-        call.settle(options.is_compared)
-    results.times = runner.times()
+    way(options, folders, results, progress)
     results.save(settings.OUT.get())
-    if settings.VERBOSE.get() < 2:  # else the tools have said so
-        results.files += runner.files()
     return results
 
 
@@ -126,6 +171,9 @@ class _Runner:
     def times(self) -> dict[str, Total]:
         return {} if self._timed is None else self._timed.totals()
 
+    def spreads(self) -> dict[str, Spread]:
+        return {} if self._timed is None else self._timed.spreads()
+
     def files(self) -> list[str]:
         """What the tools wrote."""
         return [file for tool in (self._compared, self._timed) if tool is not None for file in tool.files()]
@@ -134,8 +182,7 @@ class _Runner:
         """Runs one capture. Whatever goes wrong belongs to it only, and the others go on."""
         if self._tells:
             messages.say(str(folder))
-        note = store.load_note(folder)
-        name = str(note.get("name") or _op_in(folder))
+        name = call_name(folder)
         if is_collective(name):
             reason = "a collective runs together with the other processes of its group"
             return CallResult(str(folder), name, "left out", reason)
@@ -147,6 +194,9 @@ class _Runner:
         place = (capture.where.line(), capture.where.module)
         result = CallResult(str(folder), capture.name, "ran", "", 0, [], autocast, *place)
         try:
+            with torch._C.DisableTorchFunction():  # the tools see nothing of it
+                for _ in range(self._options.warm_up):
+                    replay.run(capture, self._device, self._options.forward_only)
             if self._compared is not None:
                 self._compared.expect(capture, result)
             for _ in range(self._options.run_times):
@@ -157,14 +207,17 @@ class _Runner:
 
 
 def _op_in(folder: Path) -> str:
-    """The op, where only the layout tells: {op}/{pid}/{forward_id}/{time}."""
-    return folder.parts[-4] if len(folder.parts) > 3 and folder.parent.name.isdigit() else folder.name
+    """The op, where only the layout tells: {op}/{pid}/{forward_id}/{time}, or {time}/{op}/{forward_id}, or others."""
+    return next((part for part in reversed(folder.parts) if _OP.fullmatch(part)), folder.name)
 
 
 class _Timed(OpTimeMeasure):
     def __init__(self, device: torch.device, verbose: int) -> None:
         super().__init__(ops=None, verbose=verbose)
         self.sees_cpu = device.type == "cpu"
+
+    def spreads(self) -> dict[str, Spread]:
+        return spread.of_table(self._ledger.rows.path)
 
     def totals(self) -> dict[str, Total]:
         return self._ledger.totals

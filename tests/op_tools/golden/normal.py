@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 _TIMES = {"forward", "backward", "total", "mean", "share", "forward_elasped", "backward_elasped"}
-_TIMES |= {"forward ms", "backward ms"}
+_TIMES |= {"forward ms", "backward ms", "p90"}
 _WHEN = r"\d{4}(?:-\d\d){5}"
 
 

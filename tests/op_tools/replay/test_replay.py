@@ -118,8 +118,8 @@ def test_times(device, run):
     x = torch.randn(2, 3, device=device, requires_grad=True)
     captured(lambda: x.exp().sum().backward())
     output = run("captures", "--run_times", 3, "--sync_time_measure")
-    assert re.search(r"\| +name +\| +calls +\| +ran +\| +forward ms +\| +backward ms +\|", output)
-    assert re.search(r"\| +torch.Tensor.exp +\| +1 +\| +1 +\| +\d+\.\d+ +\| +\d+\.\d+ +\|", output)
+    assert re.search(r"\| +name +\| +calls +\| +ran +\| +forward ms +\| +p90 +\| +backward ms +\| +p90 +\|", output)
+    assert re.search(r"\| +torch.Tensor.exp +\| +1 +\| +1 +(\| +\d+\.\d+ +){4}\|", output)
     assert "2 of 2 captured calls ran, 3 times each" in output
     (table,) = Path("op_tools_results/op_time_measure_result").glob("*.csv")
     assert table.read_text().count("torch.Tensor.exp,") == 3
