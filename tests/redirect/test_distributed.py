@@ -365,3 +365,19 @@ def test_what_is_not_reduced_in_float32_is_said(run_python):
         in done.stderr
     )
     assert "all_reduce inside a _coalescing_manager stays in torch.float16" in done.stderr
+
+
+def test_gradients_are_timed_without_a_warning(run_python):
+    program = """
+        import torch, ditorch, torch.distributed as dist
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda(), device_ids=[0])
+        for _ in range(3):
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+        said = model._get_ddp_logging_data()
+        print(said["avg_forward_compute_time"] > 0, said["avg_backward_compute_time"] > 0)
+        dist.destroy_process_group()
+    """
+    done = run_python(program, DITORCH_BACKEND="sim", DITORCH_DISABLE_MOCK="0")
+    assert "ime stats" not in done.stderr  # are "only collected for CPU and CUDA devices" where a device has no timer
+    assert done.stdout.split() == ["True", "True"]

@@ -75,3 +75,30 @@ def test_a_stream_without_a_handle_says_so(monkeypatch):
             torch.cuda.Stream().cuda_stream  # noqa: B018
     finally:
         redirect.undo()
+
+
+MANAGEMENT = ["utilization", "memory_usage", "temperature", "power_draw", "clock_rate"]
+
+
+@pytest.mark.parametrize("name", MANAGEMENT)
+def test_what_the_chips_own_module_tells_about_its_load_is_taken(monkeypatch, name):
+    monkeypatch.setattr(torch.sim, name, lambda device=None: (name, torch.device(device or "sim").type), raising=False)
+    redirect = Redirect(SIM)
+    try:
+        assert getattr(torch.cuda, name)() == getattr(torch.cuda, name)("cuda:1") == (name, "sim")
+    finally:
+        redirect.undo()
+
+
+@pytest.mark.parametrize("name", MANAGEMENT)
+def test_a_chip_that_tells_nothing_about_its_load_says_so(name):
+    redirect = Redirect(dataclasses.replace(SIM, name="chip", title="A chip"))
+    try:
+        with pytest.raises(
+            MissingOnBackendError,
+            match=rf"^torch\.cuda\.{name} does not exist on chip \(A chip\): it needs NVIDIA's management library\. "
+            r"Leave it out when ditorch\.backend\(\)\.name is 'chip'\.$",
+        ):
+            getattr(torch.cuda, name)(0)
+    finally:
+        redirect.undo()

@@ -69,6 +69,18 @@ def through_addresses(addresses, out, BLOCK: tl.constexpr):  # noqa: N803
     tl.store(out + tl.program_id(0) * BLOCK + at, tl.load(where + at))
 
 
+@triton.jit
+def segments(bounds, x, out):
+    row = tl.program_id(0)
+    first, last = tl.load(bounds + row), tl.load(bounds + row + 1)
+    total = 0.0
+    for at in range(first, last):
+        total += tl.load(x + at)
+    for step in tl.range(tl.cdiv(last - first, 2)):
+        total += 100 * step.to(tl.float32)
+    tl.store(out + row, total)
+
+
 def check(what: str, right: bool) -> None:
     if not right:
         print("wrong:", what)
@@ -117,6 +129,11 @@ gathered = torch.empty(24, device="cuda")
 addresses = torch.tensor([part.data_ptr() for part in parts], device="cuda")
 through_addresses[(3,)](addresses, gathered, BLOCK=8)
 check("memory reached by addresses", torch.equal(gathered, torch.cat(parts)))
+
+for dtype in (torch.int32, torch.int64):
+    bounds, sums = torch.tensor([0, 3, 3, 8], device="cuda", dtype=dtype), torch.empty(3, device="cuda")
+    segments[(3,)](bounds, torch.arange(8.0, device="cuda"), sums)
+    check(f"loops whose bounds were loaded as {dtype}", sums.tolist() == [103, 0, 325])
 
 
 def compiled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -54,6 +54,7 @@ def on_device_memory(patches: Patches, untraced: Untraced, module: ModuleType, b
     untraced.assign(owner, name, launch)
     _float_arguments(patches, module)
     _loop_variables(patches, module)
+    _loop_bounds(patches, module)
     if hasattr(module.GridExecutor, "_restore_args_dev"):
         patches.assign(module.GridExecutor, "_restore_args_dev", lambda *_: None, "there was no copy to bring back")
 
@@ -94,6 +95,19 @@ def _loop_variables(patches: Patches, module: ModuleType) -> None:
 
     patches.assign(module, _SCALARS, scalars, "kernels find it among their global names")
     patches.assign(transformer, "visit_For", visit_For, "a loop's variable is a scalar of Triton's")
+
+
+def _loop_bounds(patches: Patches, module: ModuleType) -> None:
+    """And its bounds: Triton 3.6 takes a scalar, an array of one element, for a number, which NumPy 2.4 refuses."""
+    original = getattr(module, "_patch_lang_tensor", None)
+    if original is None:
+        return
+
+    def _patch_lang_tensor(tensor: Any, *scope: Any) -> None:
+        original(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    patches.assign(module, "_patch_lang_tensor", _patch_lang_tensor, "a loaded scalar may bound a loop")
 
 
 class Untraced:
