@@ -141,7 +141,6 @@ class Columns:
         self.calls = table.listed()
         self.index = {(call.process, call.id): place for place, call in enumerate(self.calls)}
         self._all = len(table.calls)
-        self._processes = table.processes
         self._whats = table.whats
         self._texts = Texts()
 

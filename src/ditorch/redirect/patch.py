@@ -83,11 +83,6 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which Python 3.9 wants to see set in
 _OLD_PYTHON = sys.version_info < (3, 10)
 
 
-def can_change(owner: type) -> bool:
-    """Whether attributes of this class can be set, by force where need be."""
-    return not _is_locked(owner) or _flags(owner).value == owner.__flags__
-
-
 def _flags(owner: type) -> ctypes.c_ulong:
     return ctypes.c_ulong.from_address(id(owner) + _FLAGS_OFFSET)
 

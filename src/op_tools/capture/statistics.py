@@ -30,7 +30,7 @@ from op_tools.values import trees
 _LARGEST_FILE = 256 * 2**20
 _MOST_SITES = 100_000  # places in the program; shapes that change at every step would fill the memory
 _MOST_UNSETTLED = 50_000  # records, so many at most that a reader must remember
-_LONGEST = 0.25  # seconds that a step's records wait to be written
+_MAX_SECONDS_UNWRITTEN = 0.25  # seconds that a step's records wait to be written
 _NOTHING: dict[str, Any] = {}
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # the running backward pass
 
@@ -103,7 +103,7 @@ class Statistics:
             messages.say(f"{tables.heading(call)}\n{table}\n\n\n\n")
 
     def step_began(self) -> None:
-        if time.monotonic() - self._flushed > _LONGEST:
+        if time.monotonic() - self._flushed > _MAX_SECONDS_UNWRITTEN:
             with self._lock:
                 self._flush()
 

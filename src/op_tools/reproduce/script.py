@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import textwrap
 from typing import Any
 
@@ -206,9 +205,3 @@ def _shaped(tensor: Tensor) -> str:
 
 def _strides(tensor: Tensor) -> str:
     return str(tensor.stride()) if tensor.layout is torch.strided else str(tensor.layout)
-
-
-def size_in_words(tensors: dict[str, Tensor]) -> str:
-    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    unit = int(math.log(max(total, 1), 1024))
-    return f"{total / 1024**unit:.3g} {('B', 'KB', 'MB', 'GB', 'TB')[min(unit, 4)]}"

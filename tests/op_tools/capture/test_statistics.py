@@ -291,7 +291,7 @@ def test_under_autocast_the_numbers_are_the_same(way, device):
 
 @pytest.mark.parametrize("begins_in_it", [True, False])
 def test_in_and_out_of_inference_mode(way, device, begins_in_it, monkeypatch):
-    monkeypatch.setattr(statistics, "_LONGEST", 0)
+    monkeypatch.setattr(statistics, "_MAX_SECONDS_UNWRITTEN", 0)
     tensor = torch.tensor([1.0, math.inf, 3.0], device=device)
     with op_tools.OpCapture(mode="statistics", ops=NEG, verbose=0):
         for number in range(4):
@@ -431,7 +431,7 @@ def test_one_file_for_all_records(device, capsys):
 
 def test_a_large_file_is_followed_by_another(device, monkeypatch):
     monkeypatch.setattr(statistics, "_LARGEST_FILE", 5_000)
-    monkeypatch.setattr(statistics, "_LONGEST", 0)
+    monkeypatch.setattr(statistics, "_MAX_SECONDS_UNWRITTEN", 0)
     x = torch.ones(3, device=device)
     with op_tools.OpCapture(mode="statistics", verbose=0):
         for _ in range(200):

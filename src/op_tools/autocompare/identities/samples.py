@@ -36,7 +36,7 @@ _EXACT_BY_ELEMENT = frozenset({
 })  # fmt: skip
 
 
-class Piece:
+class RowPiece:
     """A piece of one row of a shape, or of any tensor that is broadcast to it; of one tensor of each list."""
 
     def __init__(self, shape: torch.Size, length: int = 0) -> None:
@@ -47,7 +47,7 @@ class Piece:
         self._start = some(self._count, row)
         self._length = length  # of the lists; 0 where there are none
 
-    def at(self, number: int) -> Piece:
+    def at(self, number: int) -> RowPiece:
         """The same, of this tensor of each list."""
         self._number = number
         return self
@@ -79,7 +79,7 @@ class Piece:
         return Arguments(args, {name: self.cut(value, made) for name, value in given.kwargs.items()})
 
 
-def piece_of(name: str, given: Arguments, result: Any = None) -> Piece | None:
+def piece_of(name: str, given: Arguments, result: Any = None) -> RowPiece | None:
     """Of a call by element; None for others. Before it runs there is no result."""
     if not _is_by_element(name) or not given.tensors:
         return None
@@ -98,7 +98,7 @@ def piece_of(name: str, given: Arguments, result: Any = None) -> Piece | None:
         parts = given.tensors
     if 0 in shape or not all(_fits(tensor, shape) for tensor in parts):
         return None
-    return Piece(shape, length).at(number)
+    return RowPiece(shape, length).at(number)
 
 
 def _numbered(given: Arguments, length: int, number: int) -> list[Tensor]:
@@ -114,7 +114,7 @@ def _numbered(given: Arguments, length: int, number: int) -> list[Tensor]:
 class ByElement:
     """One call whose elements have nothing to do with each other."""
 
-    def __init__(self, call: ObservedCall, piece: Piece) -> None:
+    def __init__(self, call: ObservedCall, piece: RowPiece) -> None:
         made: dict[int, Tensor] = {}
         self._piece = piece
         given, result = piece.arguments(call.given, made), piece.cut(call.result, made)
@@ -150,7 +150,7 @@ class ByElement:
 class InPlace:
     """A call that works in place, by element: what its piece was before."""
 
-    def __init__(self, piece: Piece, live: Arguments) -> None:
+    def __init__(self, piece: RowPiece, live: Arguments) -> None:
         self._piece, self._live = piece, live
         self._given = piece.arguments(live, {})
 
