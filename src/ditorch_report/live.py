@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 import zlib
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Callable
@@ -47,7 +48,8 @@ class LivePage:
         self._last_seen = float("-inf")
         self._told_the_end = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _handler(self))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="ditorch live page", daemon=True)
+        serve = partial(self._server.serve_forever, poll_interval=0.1)  # how soon it notices its end
+        self._thread = threading.Thread(target=serve, name="ditorch live page", daemon=True)
         self._thread.start()
 
     @property
