@@ -32,9 +32,11 @@ from torch.nn import functional
 import ditorch
 import op_tools
 from ditorch.sim import faults as injector
+from op_tools.compare_runs.calls import plain_module
 from op_tools.compare_runs.comparison import compare
 from op_tools.compare_runs.judging import LIMIT
 from op_tools.compare_runs.reading import Run
+from op_tools.compare_runs.settling import settle
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.steps import STEPS
@@ -333,6 +335,17 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def data(self, model: str, dtype: str, fault: str, ops: list[str]) -> Path:
+        """The second pass: the tensors of these ops in the first step of a faulty run."""
+        path = self._folder / "data"
+        shutil.rmtree(path, ignore_errors=True)
+        STEPS.forget()
+        with warnings.catch_warnings(), kernels("split"), injector.inject(fault):
+            warnings.simplefilter("ignore")
+            with op_tools.OpCapture(out=path, ops=ops, steps=[0, 1], verbose=0):
+                train(model, dtype, steps=1)
+        return path
+
     def run(
         self, model: str, dtype: str, variant: str = "plain", fault: str = "", nudge: float = 0, seed: int = 0
     ) -> Path:
@@ -414,6 +427,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path)
     parser.add_argument("--limits", type=float, nargs="+", default=[LIMIT])
     parser.add_argument("--second", action="store_true", help="also with a second run of the good side")
+    parser.add_argument(
+        "--data", action="store_true", help="a second pass with the suspects' data where nothing is named"
+    )
     parser.add_argument("--list", action="store_true", help="each pair that is not right")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -426,12 +442,14 @@ def main() -> None:
     for limit in options.limits:
         for with_second in (False, True) if options.second else (False,):
             for half in ("fit", "held out"):
-                _report(half, limit, with_second, good, bad, options.list)
+                _report(half, limit, with_second, good, bad, options.list, recorder if options.data else None)
     if options.runs is None:
         shutil.rmtree(folder)
 
 
-def _report(half: str, limit: float, with_second: bool, good: list[Any], bad: list[Any], lists: bool) -> None:
+def _report(
+    half: str, limit: float, with_second: bool, good: list[Any], bad: list[Any], lists: bool, recorder: Recorder | None
+) -> None:
     in_half = lambda model: (model in FIT) == (half == "fit")  # noqa: E731
     counts: Counter[str] = Counter()
     for model, dtype, variant, a, b, nudged in good:
@@ -446,6 +464,18 @@ def _report(half: str, limit: float, with_second: bool, good: list[Any], bad: li
             continue
         found = compare(Run(a), Run(b), Run(nudged) if with_second else None, limit)
         base, _ = _checksums(b)
+        if recorder is not None and not found.guilty and found.suspects:
+            settle(found, recorder.data(model, dtype, fault, sorted({place.op for place in found.suspects})))
+            if found.guilty:
+                # ids of the second pass are its own: a call is the one that the first pass has at this place
+                counts["by data"] += 1
+                is_right = _is_same(found.guilty[0], b, base, truth)
+                counts[dtype] += is_right
+                counts[f"{dtype} all"] += 1
+                counts["healthy first"] += not is_right
+                if lists:
+                    print("  by data:", model, dtype, fault, is_right, _words(found.guilty[0]))
+                continue
         struck = {(id - base, phase) for id, phase in json.loads((b / "truth.json").read_text())}
         named = [(place.other_forward_id - base, place.phase) for place in found.guilty]
         counts[f"{dtype} all"] += 1
@@ -463,6 +493,15 @@ def _report(half: str, limit: float, with_second: bool, good: list[Any], bad: li
         f"| {limit:g} | {second} | {half} | {counts['false']} of {counts['healthy']} | {right} | "
         f"{counts['healthy first']} | {counts['nothing']} | {counts['healthy named']} |", flush=True,
     )  # fmt: skip
+
+
+def _is_same(place: Any, run: Path, base: int, truth: tuple[int, str]) -> bool:
+    """Whether a call that data has shown to be wrong is of the op, module and phase of the first wrong one."""
+    wanted = next(r for r in op_tools.read_statistics(run) if r.forward_id - base == truth[0])
+    return (place.op, place.phase) == (wanted.op, truth[1]) and place.module in (
+        wanted.module,
+        plain_module(wanted.module),
+    )
 
 
 def _words(place: Any) -> str:

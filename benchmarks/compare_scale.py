@@ -72,20 +72,25 @@ def write(folder: Path, calls: int, in_a_step: int, seed: int) -> None:
     pack.close()
 
 
+def _processor_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--steps-of", type=int, default=1_000)
     parser.add_argument("options", nargs="*", help="for ditorch compare, behind --")
     options = parser.parse_args()
-    print("| calls | on disk, each | seconds | memory | exit code |\n| --- | --- | --- | --- | --- |")
+    print("| calls | on disk, each | seconds | of the processor | memory | exit code |\n|" + " --- |" * 6 + "")
     for calls in options.calls:
         folder = Path(tempfile.mkdtemp())
         for name, seed in (("a", 0), ("b", 1)):
             (folder / name).mkdir()
             write(folder / name, calls, options.steps_of, seed)
         size = sum(file.stat().st_size for file in (folder / "a").iterdir())
-        began = time.perf_counter()
+        began, used = time.perf_counter(), _processor_seconds()
         command = [
             sys.executable,
             "-c",
@@ -97,11 +102,13 @@ def main() -> None:
         ]
         done = subprocess.run([*command, *options.options], capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - began
+        used = _processor_seconds() - used
         found = json.loads(done.stdout)
         assert found["counts"]["calls"] == calls, done.stdout[-2000:] + done.stderr
         memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
         print(
-            f"| {calls:,} | {size / 2**20:.0f} MB | {seconds:.1f} | {memory:.2f} GB | {done.returncode} |", flush=True
+            f"| {calls:,} | {size / 2**20:.0f} MB | {seconds:.1f} | {used:.1f} | {memory:.2f} GB | {done.returncode} |",
+            flush=True,
         )
         shutil.rmtree(folder)
 
