@@ -91,7 +91,8 @@ TRAINING = """
     def show(name, *values):
         for value in values:
             if torch.is_tensor(value):
-                value = hashlib.md5(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+                bits = value.detach().cpu().flatten().view(torch.uint8)  # flat: a scalar cannot be viewed as bytes
+                value = hashlib.md5(bits.numpy().tobytes()).hexdigest()
             print(name, value)
 
     class Block(nn.Module):
