@@ -306,26 +306,15 @@ class Matrix:
         return torch.cat([sums, maxima])
 
     def distinct_values(self) -> float:
-        """The share of elements whose errors tell something of their own.
-
-        Equal values have equal ones, and beside a few large values the others do not count. In what works from step
-        to step, one error goes on into many of them.
-        """
+        """Equal values have equal rounding errors: only different ones tell something new. In what works from step to
+        step, one error goes on into many of them."""
         expected = self._parts[1]
         assert expected is not None
         sample = expected.flatten()[: 2**20]
         share = float(sample.unique().numel() / sample.numel())
-        squares = self._scaled_squares()
-        share = min(share, float(squares.sum().square() / squares.square().sum().clamp_min(1e-300) / squares.numel()))
         if self._precision.goes_on:
             share /= math.sqrt(self._rows * self._columns)
         return share
-
-    def _scaled_squares(self) -> Tensor:
-        """Of the expected values, each in its scale."""
-        place = self._places[0]
-        block = self._block(place)
-        return (block.expected / self._scale(place, block)).square().flatten()
 
     def bad(self, limit: float) -> tuple[tuple[int, ...] | None, float]:
         """The first element whose scaled error is beyond the limit, and the share of such elements."""

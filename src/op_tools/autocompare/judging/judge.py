@@ -126,7 +126,7 @@ def _numbers(value: Value, reference: Reference, tolerance: Tolerance) -> Verdic
             if allowed is not None:
                 jumps.withdraw(allowed, reference.observed, part)
                 free = closer.may_overflow(part, precision, allowed) if judged.measures.nonfinite else None
-                factor = closer.common_factor(part, precision, moves, roughly)
+                factor = closer.common_factor(part, precision, roughly)
                 judged = verdict.judge(got, expected, same, precision, tolerance, allowed, free, factor)
             if judged.right:
                 return judged

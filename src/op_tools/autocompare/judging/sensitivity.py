@@ -45,6 +45,7 @@ class Sensitivity:
         self._traits = reference.ways.traits
         self._is_large = sum(tensor.numel() for tensor in reference.observed.given.tensors) >= LARGE_ELEMENTS
         self._moved: dict[float, list[list[tuple[Run, InputGradients]]]] = {}
+        self._other_numbers: dict[float, list[tuple[Run, InputGradients]]] = {}
         self._with_zeros: list[tuple[Run, InputGradients]] | None = None
         self._labels = catalogue.LABELS.get(normalized(reference.name).base)
         self._of_sizes: list[tuple[Run, InputGradients]] | None = None
@@ -101,17 +102,31 @@ class Sensitivity:
     def _amount(self, precision: Precision, roughly: bool) -> float:
         return precision.eps / 2 if roughly else self._rounding()
 
-    def common_factor(self, part: Part, precision: Precision, moves: int, roughly: bool = False) -> float:
+    def common_factor(self, part: Part, precision: Precision, roughly: bool = False) -> float:
         """By how much the whole result may be off because plain numbers are rounded: one less a beta of 0.999 is so in
-        every element. Tensors are moved there and back, element by element, which leaves no common factor."""
+        every element."""
         expected, largest = self._expected(part), 0.0
         if expected.is_complex():
             return 0.0
         exact = expected.double()
-        for value in self._moved_parts(part, expected, self._amount(precision, roughly), moves):
-            slope = ((value.double() - exact) * exact).sum() / exact.square().sum()
-            largest = max(largest, abs(float(slope.nan_to_num(0.0, 0.0, 0.0))))
+        for run, gradients in self._runs_of_other_numbers(self._amount(precision, roughly)):
+            value = part.of(run, gradients)
+            if isinstance(value, Tensor) and value.shape == expected.shape:
+                slope = ((dense(value).double() - exact) * exact).sum() / exact.square().sum()
+                largest = max(largest, abs(float(slope.nan_to_num(0.0, 0.0, 0.0))))
         return SENSITIVITY_MARGIN * largest
+
+    def _runs_of_other_numbers(self, amount: float) -> list[tuple[Run, InputGradients]]:
+        """The call in higher precision with its plain numbers a rounding error away, and its tensors as they are."""
+        runs = self._other_numbers.get(amount)
+        if runs is None:
+            runs = self._other_numbers[amount] = []
+            given = self._reference.observed.given
+            has_numbers = any(isinstance(value, float) for _, value in trees.leaves((given.args, given.kwargs)))
+            for step in (1 + amount, 1 - amount) if has_numbers else ():
+                with contextlib.suppress(Exception):  # outside of what the op accepts
+                    runs.append(self._reference.run_changed(lambda tensor: tensor, step.__mul__))
+        return runs
 
     def may_overflow(self, part: Part, precision: Precision, allowed: Tensor) -> Tensor:
         """Which elements may be infinite, or NaN: where the sum, or a part of it that is kept in 16 bits, is too large.
@@ -199,10 +214,12 @@ class Sensitivity:
                 yield from known[seed]
 
     def _moved_run(self, amount: float, seed: int) -> tuple[Run, InputGradients] | None:
+        move = moved_by(amount, seed, self._labels)
+        has_flags = Trait.FLOAT32_NUMBERS in self._traits  # each of them is exactly what it is
         with contextlib.suppress(Exception):  # outside of what the op accepts
             # a momentum or a factor is rounded to the op's dtype as well, and one less it may be a small number
             return self._reference.run_changed(
-                moved_by(amount, seed, self._labels), lambda number: number * (1 + amount)
+                lambda tensor: tensor if has_flags and tensor.dim() == 0 else move(tensor), (1 + amount).__mul__
             )
         return None
 

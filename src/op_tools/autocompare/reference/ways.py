@@ -266,7 +266,7 @@ def moved_by(amount: float, seed: int, labels: int | None = None) -> Convert:
         apart = tensor.abs().nan_to_num_(posinf=0.0).mean() * 2**-10 if tensor.numel() else 0.0
         steps = _coins(tensor, number).to(torch.float64).mul_(2).sub_(1).mul_(amount)
         moved = (steps * tensor).add_(tensor).add_(steps.mul_(apart))
-        return torch.where(tensor.isfinite(), moved, tensor).to(tensor.dtype)  # some ops insist on a float32 number
+        return torch.where(tensor.isfinite(), moved, tensor)
 
     return change
 
