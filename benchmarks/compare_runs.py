@@ -472,7 +472,7 @@ def _report(
                 is_right = _is_same(found.guilty[0], b, base, truth)
                 counts[dtype] += is_right
                 counts[f"{dtype} all"] += 1
-                counts["healthy first"] += not is_right
+                counts["later first"] += not is_right  # data blames only what the broken kernel has touched
                 if lists:
                     print("  by data:", model, dtype, fault, is_right, _words(found.guilty[0]))
                 continue
