@@ -4,6 +4,7 @@ with op_tools.OpTimeMeasure() as tool:
     train()
 for row in tool.results:
     print(row["op"], row["total"])
+tool.results  # a table, in a notebook
 tool.results.to_pandas()
 """
 
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any, overload
 
 Row = dict[str, Any]
+MAX_ROWS_SHOWN = 100  # in a notebook
 
 
 class Results(Sequence[Row]):
@@ -60,6 +63,18 @@ class Results(Sequence[Row]):
     def __repr__(self) -> str:
         return f"<results of {self.tool}: {len(self)} rows from {self.calls:,} calls>"
 
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
+        body = "".join(_html_row(row, self.columns) for row in self._rows[:MAX_ROWS_SHOWN])
+        more = f"<p>… and {len(self) - MAX_ROWS_SHOWN:,} more rows</p>" if len(self) > MAX_ROWS_SHOWN else ""
+        left_alone = "".join(f"<li>{escape(text)}</li>" for text in map(_not_looked_at, self.not_looked_at))
+        return (
+            f"<p><b>{escape(self.tool)}</b>: {len(self):,} rows from {self.calls:,} calls</p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+            + (f"<p>Not looked at:</p><ul>{left_alone}</ul>" if left_alone else "")
+        )
+
     def to_pandas(self) -> Any:
         """The rows as a DataFrame; pandas has to be installed."""
         import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -77,6 +92,18 @@ class Results(Sequence[Row]):
             "not_looked_at": self.not_looked_at,
             "files": self.files,
         }
+
+
+def _html_row(row: Row, columns: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<td>{escape(_cell(row[column]))}</td>' for column in columns)}</tr>"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _not_looked_at(row: Row) -> str:
+    return f"{row['what']}, {row['calls']:,} calls: {row['reason']}"
 
 
 def finite(value: Any) -> Any:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import op_tools
 from ditorch.sim import faults
+from op_tools.output.results import Results
 
 TOOLS = [getattr(op_tools, name) for name in op_tools.__all__ if name.startswith("Op")]
 
@@ -91,3 +92,15 @@ def test_the_number_of_rows_in_a_file_is_limited(device):
     kept = tool.results.as_dictionary(2)
     assert len(kept["rows"]) == 2
     assert kept["left_out"] == len(tool.results) - 2
+
+
+def test_a_notebook_shows_a_table_and_every_text_is_escaped():
+    rows = [("<script>alert(1)</script>", 0.123456789, None)] * 101
+    results = Results("OpTimeMeasure", ("op", "total", "module"), rows, 7, [("<b>ops</b>", 3, "random & such")])
+    shown = results._repr_html_()
+    assert "<script>" not in shown
+    assert "<b>ops" not in shown
+    assert "<td>&lt;script&gt;alert(1)&lt;/script&gt;</td><td>0.1235</td><td></td>" in shown
+    assert "101 rows from 7 calls" in shown
+    assert "… and 1 more rows" in shown
+    assert "<li>&lt;b&gt;ops&lt;/b&gt;, 3 calls: random &amp; such</li>" in shown
