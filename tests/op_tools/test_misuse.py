@@ -26,7 +26,9 @@ import torch.utils.checkpoint
 from torch import nn
 
 import op_tools
+from op_tools.core import running
 from op_tools.errors import CaptureError, SettingError, UnknownOpError
+from op_tools.output.writer import Writer
 
 TOOLS = ("OpAutoCompare", "OpCapture", "OpDtypeCast", "OpFallback", "OpObserve", "OpOverflowCheck", "OpTimeMeasure")
 
@@ -500,6 +502,65 @@ def test_an_error_inside_the_with_block(device, error):
 
     with pytest.raises(error), op_tools.OpTimeMeasure(verbose=0), op_tools.OpCapture(verbose=0):
         fail()
+
+
+def press_ctrl_c(monkeypatch, owner, name, times):
+    """The first time that this function is called."""
+    function, pressed = getattr(owner, name), []
+
+    def pressing(*arguments):
+        while len(pressed) < times:
+            pressed.append(None)
+            signal.raise_signal(signal.SIGINT)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, pressing)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"), [*((tool, {}) for tool in TOOLS), ("OpCapture", {"mode": "statistics"})], ids=str
+)
+def test_ctrl_c_while_a_tool_stops(tool, arguments, device, capsys, monkeypatch):
+    """It is raised when all is written."""
+    x = torch.ones(3, device=device)
+    stopped = getattr(op_tools, tool)(ops="torch.Tensor.mul", verbose=1, **arguments).start()
+    for _ in range(50):
+        x * 2
+    press_ctrl_c(monkeypatch, os, "write", 1)  # which tells the thread that hears SIGTERM to end
+    with pytest.raises(KeyboardInterrupt):
+        stopped.stop()
+    said = f"op_tools: {tool} writes what it has, then Ctrl-C ends the program; once more, and it does so now\n"
+    assert capsys.readouterr().err == said
+    assert stopped.results.calls == (0 if tool == "OpDtypeCast" else 50)  # nothing is to be cast
+    if tool == "OpCapture" and not arguments:
+        assert len(list(Path().rglob("output.pth"))) == 50
+
+
+def test_ctrl_c_at_the_programs_end(device, capsys, monkeypatch):
+    """All tools are stopped before it is raised."""
+    for tool in TOOLS:
+        getattr(op_tools, tool)(ops="torch.Tensor.mul", verbose=0).start()
+    torch.ones(3, device=device) * 2
+    press_ctrl_c(monkeypatch, Writer, "_end_threads", 1)
+    with pytest.raises(KeyboardInterrupt):
+        running.stop_everything()
+    assert torch._C._len_torch_function_stack() == 0
+    assert len(list(Path().rglob("output.pth"))) == 1
+
+
+def test_ctrl_c_twice_while_a_tool_stops(device, capsys, monkeypatch):
+    """Nobody waits any more; the thread that writes does what is left, and ends."""
+    x = torch.ones(3, device=device)
+    stopped = op_tools.OpCapture(ops="torch.Tensor.mul", verbose=0).start()
+    for _ in range(50):
+        x * 2
+    press_ctrl_c(monkeypatch, Writer, "_end_threads", 2)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.stop()
+    monkeypatch.undo()
+    for thread in threading.enumerate():
+        if thread.name.startswith("OpCapture writer"):
+            thread.join(60)
 
 
 def start_and_stop_by_signals(tool, work, times):

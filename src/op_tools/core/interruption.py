@@ -6,6 +6,7 @@ work: this thread holds their locks then, and would wait for itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import types
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Callable
 
@@ -64,6 +66,33 @@ def _look(frame: FrameType, event: str, argument: Any) -> None:
     _local.frame = None
     if not _local.waiting:
         sys.setprofile(None)
+
+
+@contextlib.contextmanager
+def ctrl_c_waits(name: str) -> Iterator[None]:
+    """Ctrl-C is raised at the end of this block, so that nothing is lost; the second one is raised at once."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # the program's own
+        yield
+        return
+    times = 0
+
+    def count(number: int, frame: FrameType | None) -> None:
+        nonlocal times
+        times += 1
+        if times > 1:
+            signal.default_int_handler(number, frame)
+        with contextlib.suppress(RuntimeError):  # it came while something was printed
+            messages.complain(f"{name} writes what it has, then Ctrl-C ends the program; once more, and it does so now")
+
+    signal.signal(signal.SIGINT, count)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is count:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if times == 1:
+            raise KeyboardInterrupt
 
 
 def put_off(work: Callable[[], Any]) -> bool:

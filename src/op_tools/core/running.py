@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any, Callable, Protocol
 
-from op_tools.core import termination
+from op_tools.core import interruption, termination
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS, OptimizerSteps
 from op_tools.core.watcher import AnyWatcher
@@ -116,15 +116,16 @@ def _step_began(number: int) -> None:
 
 def stop_everything() -> None:
     """Stops every tool of every thread, at the end of the program."""
-    for tool, _ in reversed(_running[:]):
-        try:
-            tool.stop()
-        except Exception as error:  # noqa: BLE001  the others have something to say as well
-            messages.complain(str(error) if isinstance(error, StopTraining) else messages.in_short(error))
-    while _end_listeners:
-        _end_listeners.pop()()
-    with _lock:
-        _leave_where_none_is_left()
+    with interruption.ctrl_c_waits("op_tools"):
+        for tool, _ in reversed(_running[:]):
+            try:
+                tool.stop()
+            except Exception as error:  # noqa: BLE001  the others have something to say as well
+                messages.complain(str(error) if isinstance(error, StopTraining) else messages.in_short(error))
+        while _end_listeners:
+            _end_listeners.pop()()
+        with _lock:
+            _leave_where_none_is_left()
 
 
 def _abandon_everything() -> None:

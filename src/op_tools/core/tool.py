@@ -106,7 +106,11 @@ class Tool(Watcher[State, Kept]):
     def _stop(self) -> None:
         if self._joined is None:
             return
-        joined, self._joined, self.active = self._joined, None, False
+        with interruption.ctrl_c_waits(type(self).__name__):
+            self._leave(self._joined)
+
+    def _leave(self, joined: Watched) -> None:
+        self._joined, self.active = None, False
         running.remove(self, joined)
         if self.verbose >= 1:
             self._say_what_never_matched()

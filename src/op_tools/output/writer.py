@@ -39,6 +39,7 @@ class Writer:
         self._lock = threading.Lock()
         self._wanted_threads = threads
         self._threads: list[threading.Thread] = []
+        self._ended = 0  # threads that were told to end
         self._is_closed = False
         self._breaking = threading.Lock()
         self.is_broken = False
@@ -65,10 +66,18 @@ class Writer:
         """Returns when all is done and the threads have ended. What is added later is dropped."""
         with self._lock:
             self._is_closed = True
-            for _ in self._threads:
-                self._queue.put(None)
-            for thread in self._threads:
-                thread.join()
+            try:
+                self._end_threads()
+                for thread in self._threads:
+                    thread.join()
+            except BaseException:  # Ctrl-C, twice: the threads do what is left while the process lives, and end
+                threading.Thread(target=self._end_threads, name=f"{self._owner} writer's end", daemon=True).start()
+                raise
+
+    def _end_threads(self) -> None:
+        while self._ended < len(self._threads):
+            self._queue.put(None)
+            self._ended += 1
 
     def _run(self) -> None:
         while True:
