@@ -94,7 +94,7 @@ REPOSITORIES: tuple[Program, ...] = (
     vision(
         "vision-classification",
         "references/classification with EMA and label smoothing",
-        "python train.py --device={device} --data-path=pictures --model=resnet18 --epochs=1 --batch-size=4 --workers=0 --print-freq=1 --model-ema --label-smoothing=0.1 --val-resize-size=64 --val-crop-size=64 --train-crop-size=64",
+        "python train.py --device={device} --data-path=pictures --model=resnet18 --epochs=1 --batch-size=4 --lr=0.001 --workers=0 --print-freq=1 --model-ema --label-smoothing=0.1 --val-resize-size=64 --val-crop-size=64 --train-crop-size=64",
         folder="references/classification",
         data=("images pictures/train 6 4", "images pictures/val 6 4"),
         numbers=r" loss: ([\d.]+)",
@@ -180,5 +180,15 @@ REPOSITORIES: tuple[Program, ...] = (
         commit="d72cc7d",
         only_cuda=True,
         tolerance=1e-3,
+    ),
+    Program(
+        "megatron-core",
+        "tensor parallel GPT in two ranks, a distributed checkpoint",
+        "torchrun --standalone --nproc_per_node=2 examples/run_simple_mcore_train_loop.py",
+        repository="NVIDIA/Megatron-LM",
+        commit="5be9626709",
+        packages=("einops", "pybind11", "triton"),
+        numbers=r"'lm loss': tensor\(([\d.]+)",
+        uncompared=RANKS,
     ),
 )
