@@ -472,11 +472,12 @@ def _report(
                 is_right = _is_same(found.guilty[0], b, base, truth)
                 counts[dtype] += is_right
                 counts[f"{dtype} all"] += 1
-                counts["later first"] += not is_right  # data blames only what the broken kernel has touched
+                touched = any(_is_same(found.guilty[0], b, base, one) for one in _struck(b, base))
+                counts["later first" if touched else "healthy first"] += not is_right
                 if lists:
                     print("  by data:", model, dtype, fault, is_right, _words(found.guilty[0]))
                 continue
-        struck = {(id - base, phase) for id, phase in json.loads((b / "truth.json").read_text())}
+        struck = _struck(b, base)
         named = [(place.other_forward_id - base, place.phase) for place in found.guilty]
         counts[f"{dtype} all"] += 1
         counts["healthy named"] += sum(one not in struck for one in named)
@@ -493,6 +494,11 @@ def _report(
         f"| {limit:g} | {second} | {half} | {counts['false']} of {counts['healthy']} | {right} | "
         f"{counts['healthy first']} | {counts['nothing']} | {counts['healthy named']} |", flush=True,
     )  # fmt: skip
+
+
+def _struck(run: Path, base: int) -> set[tuple[int, str]]:
+    """The calls that the broken kernel has touched."""
+    return {(id - base, phase) for id, phase in json.loads((run / "truth.json").read_text())}
 
 
 def _is_same(place: Any, run: Path, base: int, truth: tuple[int, str]) -> bool:
