@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any, Callable, Protocol
 
 from op_tools.core import interruption, termination
@@ -26,6 +28,7 @@ class Watched(Protocol):
 
 
 _running: list[tuple[AnyWatcher, Watched]] = []  # in the order of their start
+_stops: list[threading.Event] = []  # of tools that are writing their reports
 _optimizer_steps: OptimizerSteps | None = None
 _step_listeners: list[Callable[[int], None]] = []
 _end_listeners: list[Callable[[], None]] = []
@@ -63,16 +66,32 @@ def add(tool: AnyWatcher, watched: Watched) -> None:
 
 def remove(tool: AnyWatcher, watched: Watched) -> None:
     """It is not any more. The last one leaves the process as it was."""
+    with stopping(tool, watched):
+        pass
+
+
+@contextlib.contextmanager
+def stopping(tool: AnyWatcher, watched: Watched) -> Iterator[None]:
+    """The same, for a tool that writes its report meanwhile: SIGTERM waits for it."""
+    written = threading.Event()
     with _lock:
-        if (tool, watched) in _running:
-            _running.remove((tool, watched))
-        watched.remove(tool)
-        _leave_where_none_is_left()
+        _stops.append(written)
+    try:
+        with _lock:
+            if (tool, watched) in _running:
+                _running.remove((tool, watched))
+            watched.remove(tool)
+        yield
+    finally:
+        with _lock:
+            _stops.remove(written)
+            _leave_where_none_is_left()
+        written.set()
 
 
 def _leave_where_none_is_left() -> None:
     global _optimizer_steps
-    if not _running and not _end_listeners:
+    if not _running and not _stops and not _end_listeners:
         if _optimizer_steps is not None:
             _optimizer_steps.close()
             _optimizer_steps = None
@@ -122,6 +141,9 @@ def stop_everything() -> None:
                 tool.stop()
             except Exception as error:  # noqa: BLE001  the others have something to say as well
                 messages.complain(str(error) if isinstance(error, StopTraining) else messages.in_short(error))
+        if threading.current_thread() is not threading.main_thread():  # SIGTERM's, which ends the process soon
+            for written in _stops[:]:
+                written.wait()
         while _end_listeners:
             _end_listeners.pop()()
         with _lock:
@@ -133,6 +155,7 @@ def _abandon_everything() -> None:
     global _lock
     _lock = threading.RLock()  # another thread of the parent's may hold it
     termination.abandon()
+    _stops.clear()
     _step_listeners.clear()
     _end_listeners.clear()
     for tool, watched in _running[:]:

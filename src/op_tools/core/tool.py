@@ -106,12 +106,11 @@ class Tool(Watcher[State, Kept]):
     def _stop(self) -> None:
         if self._joined is None:
             return
-        with interruption.ctrl_c_waits(type(self).__name__):
-            self._leave(self._joined)
+        joined, self._joined, self.active = self._joined, None, False
+        with interruption.ctrl_c_waits(type(self).__name__), running.stopping(self, joined):
+            self._finish()
 
-    def _leave(self, joined: Watched) -> None:
-        self._joined, self.active = None, False
-        running.remove(self, joined)
+    def _finish(self) -> None:
         if self.verbose >= 1:
             self._say_what_never_matched()
         failure.check()  # it gives memory back

@@ -104,6 +104,27 @@ def test_a_program_that_ends_at_that_very_moment(terminated):
     assert "| torch.Tensor.mul |" in output
 
 
+def test_a_tool_that_is_writing_its_report(terminated, tmp_path):
+    status, output, _ = terminated("""
+        from op_tools.output.writer import Writer
+
+        def slowly(writer, close=Writer.close):
+            print("ready", flush=True)
+            time.sleep(1)
+            close(writer)
+
+        Writer.close = slowly
+        tool = op_tools.OpCapture(ops="torch.Tensor.mul").start()
+        for _ in range(20):
+            work()
+        tool.stop()
+        time.sleep(60)
+    """)
+    assert status == -signal.SIGTERM
+    assert "OpCapture: 80 files of 20 calls" in output
+    assert len(list(tmp_path.rglob("grad_inputs.pth"))) == 20
+
+
 def test_the_programs_own_handler_is_kept(terminated):
     status, output, _ = terminated("""
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
