@@ -749,6 +749,9 @@ def test_every_call_is_shown_at_verbosity_2(device, capfd):
     row = "| torch.Tensor.mul input[1] |   True   | 0.000000000  |    0.000000000    | 0.000001000 | 0.000001000 |"
     assert row in printed
     assert "| torch.Tensor.mul grad[0] |" in printed
+    at_the_end = re.split(r"\| forward_id \| +name +\| allclose \| max_abs_diff \|", printed)[-1]
+    names = re.findall(r"\| +torch.Tensor.mul (\S+) +\|", at_the_end)
+    assert names == ["input[0]", "input[1]", "output", "grad[0]"]
 
 
 @pytest.mark.parametrize("worker", [0, 1])
