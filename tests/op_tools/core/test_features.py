@@ -271,7 +271,7 @@ class TestThirdParties:
         monkeypatch.setenv("OP_OVERFLOW_CHECK_ACTION", "stop")
         feature("third_party_package.fused", "overflow_check")
         package.fused(torch.full((3,), 3e38, device=device))
-        with pytest.raises(OverflowFound, match="third_party_package.fused made Inf"):
+        with pytest.raises(OverflowFound, match=r"third_party_package\.fused made Inf"):
             op_tools.step()
 
     def test_a_list_of_functions_is_no_other_holder(self, feature, third_party, capsys):
