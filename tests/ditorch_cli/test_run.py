@@ -56,6 +56,7 @@ def program(tmp_path):
 @pytest.fixture
 def started(monkeypatch):
     """What `ditorch run` would turn the process into: the command, and the environment that it adds."""
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as in an activated environment
 
     def parse(*arguments):
         calls = []

@@ -93,7 +93,7 @@ def test_several_tools_on_a_healthy_program(ditorch_command, program, tmp_path):
     assert "Wrong" not in run.stderr
     found = summary_of(tmp_path)
     assert set(found["tools"]) == {
-        "OpAutoCompare", "OpCapture", "OpDtypeCast", "OpFallback", "OpOverflowCheck", "OpTimeMeasure"
+        "LossLog", "OpAutoCompare", "OpCapture", "OpDtypeCast", "OpFallback", "OpOverflowCheck", "OpTimeMeasure"
     }  # fmt: skip
     assert {row["op"] for row in found["elsewhere"]} == {
         "torch.nn.functional.linear",

@@ -182,7 +182,8 @@ def test_run_op_from_data(device, run_python):
         sys.argv = ["run_op_from_data", "{_RESULTS}", "--acc_check", "--sync_time_measure", "--run_times", "2"]
         runpy.run_module("op_tools.run_op_from_data", run_name="__main__")
     """
-    done = run_python(command, DITORCH_BACKEND=device, OP_TOOLS_VERBOSE="2")
+    # wide enough for times of any length: a narrow table cuts its names
+    done = run_python(command, DITORCH_BACKEND=device, OP_TOOLS_VERBOSE="2", COLUMNS="120")
     assert all(line.startswith("ditorch: ") for line in done.stderr.splitlines()), done.stderr
     first = min(map(int, re.findall(r"forward_id: (\d+)", done.stdout)))
     text = done.stdout.replace(f"/{capture.name}/", f"/{first}/")

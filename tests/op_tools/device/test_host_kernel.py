@@ -215,6 +215,7 @@ def narrow(tmp_path_factory):
     return ctypes.CDLL(str(folder / "narrow.so")).run
 
 
+@pytest.mark.slow  # it compiles the kernel once more
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize("length", [0, 1, 7, 513, 65_537])
 def test_small_registers_hold_the_same_numbers(narrow, dtype, length):
