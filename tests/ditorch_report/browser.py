@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -41,6 +42,9 @@ def chromium():
             yield browser
         finally:
             browser.close()
+    for thread in threading.enumerate():  # it sees the end of Playwright's own process a little later
+        if thread.name.startswith("asyncio-waitpid"):
+            thread.join(30)
 
 
 class Reader:
