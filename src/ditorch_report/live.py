@@ -61,7 +61,7 @@ class LivePage:
         return f"http://127.0.0.1:{self.port}/{self._token}/"
 
     def end(self, patience: float = _SECONDS_FOR_THE_LAST) -> None:
-        """The run is over: a page that is open gets the last data, then nobody is served any more."""
+        """The run is over: a page that is open gets the last data, then the server stops."""
         self._is_ended = True
         if time.monotonic() - self._last_seen < patience:
             self._told_the_end.wait(patience)

@@ -85,7 +85,7 @@ class ChipProfile:
         return "*" in found or any(dtype in found for dtype in dtypes)
 
     def seconds(self, kernel: str, dtype: str, work: dict[str, float]) -> float | None:
-        """How long a call takes there. `work`: its bytes and, if it has any, flops. None where nobody has measured."""
+        """How long a call takes there. `work`: its bytes and, if it has any, flops. None where it was not measured."""
         kind = "flops" if work.get("flops") else "bytes"
         own = self._times(kernel, dtype)
         times = own if own and own["work"] in work else self._times(_LIKE[kind], dtype)

@@ -211,7 +211,7 @@ def _observed(call: Call, outcome: Outcome) -> ObservedCall:
     """The call for the comparison, all of it on the host."""
     given = Arguments(call.args, call.kwargs)
     kept, result = Arguments(outcome.args, outcome.kwargs).copied_with(outcome.result, host_copies.copies_of)
-    may_change = all(tensor.layout is torch.strided for tensor in given.tensors)  # of others nobody can tell
+    may_change = all(tensor.layout is torch.strided for tensor in given.tensors)  # of other layouts it is unknown
     return ObservedCall(call.name, call.function, given, kept, result, changed=may_change)
 
 
@@ -252,7 +252,7 @@ def _is_random(call: Call) -> bool:
 
 
 def _draws(call: Call) -> bool:
-    """Whether another seed gives other results on the CPU: modules with dropout, ops that nobody has described."""
+    """Whether another seed gives other results on the CPU: modules with dropout, ops without a description."""
     if call.draws:
         return True
     results = []

@@ -30,7 +30,7 @@ class Call:
     has_second_gradient: bool = False
     changes_arguments: bool = False
     is_derived: bool = False  # ours, not torch's: it counts only where the CPU takes it
-    draws: bool = False  # random numbers, in a way that nobody can judge
+    draws: bool = False  # random numbers whose distribution is unknown
     stays_on_host: bool = False  # integer tensors do: torch wants them there, whatever the device
 
     @property
