@@ -34,7 +34,6 @@ EMPTY, ZERO_DIMENSIONAL, TWICE = "empty", "0-d", "deterministic"
 _MAX_COMPOSITE_RATIO = 4.0
 _IN_PASSES = "torch.fft."  # one op, rounded after each of several passes
 _TIES = ("torch.msort",)  # the gradient of equal values may go to any of them
-CHECKS = (FORWARD, BACKWARD, SECOND, IN_PLACE, OUT, NON_CONTIGUOUS, EMPTY, ZERO_DIMENSIONAL, TWICE)
 
 
 @dataclass
