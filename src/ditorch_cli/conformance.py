@@ -25,6 +25,7 @@ from ditorch_conformance.journal import Journal
 from ditorch_conformance.ops import recipe as op_matrix
 from ditorch_conformance.process import Limits, Recipe
 from ditorch_conformance.runner import SHARD_CASES, run
+from ditorch_conformance.selection import Selection
 from ditorch_shared.settings import number_of_bytes
 
 Command = Callable[..., Any]
@@ -107,14 +108,16 @@ def ops(device: str, ops: str, dtypes: str, samples: int, out: Path | None, **re
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="A checkout of PyTorch's sources.")
 @_device_option("Which of torch's classes run.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: conformance_DEVICE]")
-@click.option("-k", "wanted", default="*", help="Only cases whose Class.name fits this pattern.")
+@click.option("-k", "pattern", default="*", help="Only cases whose Class.name fits this pattern.")
+@click.option("--one-in", default=1, type=click.IntRange(1), help="Only one case in so many, the same on every device.")
 @_run_options
 @click.argument("files", nargs=-1)
 def pytorch(
     source: Path,
     device: str,
     out: Path | None,
-    wanted: str,
+    pattern: str,
+    one_in: int,
     files: Any,
     **rest: Any,
 ) -> None:
@@ -126,7 +129,8 @@ def pytorch(
     folder = out or Path(f"conformance_{device}")
     chosen = pytorch_tests.files(source, files or pytorch_tests.USUAL)
     recipes = [(file, pytorch_tests.recipe(source, file, device, run_variables())) for file in chosen]
-    options = {"kind": "pytorch", "source": str(source.absolute()), "device": device, "wanted": wanted}
+    wanted = Selection(pattern, one_in)
+    options = {"kind": "pytorch", "source": str(source.absolute()), "device": device, **wanted.options()}
     _run(recipes, folder, options, wanted=wanted, **rest)
 
 
@@ -135,7 +139,7 @@ def _run(
     folder: Path,
     options: dict[str, Any],
     *,
-    wanted: str = "*",
+    wanted: Selection = Selection(),  # noqa: B008 - it cannot change
     shard_cases: int = SHARD_CASES,
     engine: str,
     jobs: int,

@@ -7,7 +7,7 @@ From a case to a page:
     executor.py      the cases of one shard, one after the other; a case that kills its worker costs only itself
     engines.py       shards side by side: threads of this machine; ray_engine.py: a cluster
     journal.py       every attempt, written as it comes: all that is needed to go on after a kill
-    runner.py        discovery, first attempts, second attempts
+    runner.py        discovery, first attempts, second attempts; selection.py: of which cases
     results.py       one result per case; tables.py, causes.py, summary.py, known.py, diff.py, page.py show them
     profiles.py      what a chip lacks and where it errs, distilled; `ditorch rehearse` makes sim behave like it
 

@@ -2,7 +2,8 @@
 
 - cuda: the classes for CUDA. The runner starts workers as `ditorch run` starts programs, so that "cuda" is the
   accelerator that is here, in children of the cases, too.
-- own: the accelerator under its own name, by torch's base class for outside devices (torch_devices.py).
+- own: the accelerator under its own name, by torch's base class for outside devices (torch_devices.py). Where that
+  name is cuda: the classes for CUDA in plain torch.
 - cpu: the classes for the CPU, in plain torch: what to compare with.
 """
 
@@ -20,7 +21,7 @@ def prepare(device: str) -> None:
     """Sets torch's own switches. A device has its name before torch's tests ask for it."""
     name = _own_name() if device == OWN else device
     os.environ["PYTORCH_TESTING_DEVICE_ONLY_FOR"] = name
-    if device == OWN:
+    if device == OWN and name != CUDA:
         os.environ["TORCH_TEST_DEVICES"] = str(Path(__file__).with_name("torch_devices.py"))
     if device == CUDA:
         import torch  # and with it ditorch

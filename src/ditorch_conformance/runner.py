@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from typing import Callable
 
@@ -11,6 +10,7 @@ from ditorch_conformance.executor import Shard, not_imported
 from ditorch_conformance.journal import Journal
 from ditorch_conformance.process import Recipe
 from ditorch_conformance.results import FAILING, IMPORT, Attempt, Case
+from ditorch_conformance.selection import Selection
 
 SHARD_CASES = 50
 
@@ -23,15 +23,13 @@ def run(
     engine: Engine,
     journal: Journal,
     *,
-    wanted: str = "*",
+    wanted: Selection = Selection(),  # noqa: B008 - it cannot change
     tries: int = 2,
     shard_cases: int = SHARD_CASES,
     plan: Plan = lambda _: None,
     progress: Progress = lambda _: None,
 ) -> None:
-    """Runs every wanted case that the journal does not have; `wanted` is a pattern for `Class.name`.
-
-    `shard_cases`: how many a worker takes at once.
+    """Runs every wanted case that the journal does not have. `shard_cases`: how many a worker takes at once.
 
     Those that failed are run again, in fresh workers and after all others: a case may fail for what its neighbours have
     left behind, or by chance.
@@ -40,9 +38,7 @@ def run(
 
     def found(file: str, cases: Found) -> None:
         if isinstance(cases, list):
-            journal.add_cases(
-                file, [case for case in cases if fnmatch.fnmatch(f"{case.classname}.{case.name}", wanted)]
-            )
+            journal.add_cases(file, wanted.of(cases))
         else:
             journal.add_cases(file, [Case(file, "", IMPORT)])
             journal.add(not_imported(file, cases))

@@ -20,6 +20,7 @@ from ditorch_conformance.results import FAILING, FAILURE, PASSING, SKIPPED, WRON
 
 # the reference's columns, then ours
 COLUMNS = ("file", "classname", "name", "status", "info", "message", "line", "where", "op", "seconds", "tries")
+_DISABLED = re.compile(r"(\S+) \((?:[\w.]*\.)?(\w+)\)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # XML has no form for these
 
 
@@ -82,14 +83,20 @@ def _disabled_tests(tests: Any) -> list[Result]:
     """PyTorch's form: "test_name (__main__.TestClass)": [address, [platforms]]; a vendor's list of what fails there."""
     if not isinstance(tests, dict):
         raise ValueError("it is no JSON object of tests")
-    results = []
-    for key, value in tests.items():
-        match = re.fullmatch(r"(\w+) \((?:[\w.]*\.)?(\w+)\)", key)
-        if match is None:
-            raise ValueError(f"'{key}' is not of the form 'test_name (__main__.TestClass)'")
-        reason = value[0] if isinstance(value, list) and value else ""
-        results.append(Result(Case("", match[2], match[1]), FAILURE, "disabled", str(reason), tries=(FAILURE,)))
-    return results
+    found = [(_DISABLED.fullmatch(key), key, value) for key, value in tests.items()]
+    if not any(match for match, _, _ in found):
+        raise ValueError(f"'{next(iter(tests), '')}' is not of the form 'test_name (__main__.TestClass)'")
+    # torch_npu's list has a name without its class, too
+    cases = [(Case("", match[2], match[1]) if match else Case("", "", key), value) for match, key, value in found]
+    return [Result(case, FAILURE, "disabled", _reason(value), tries=(FAILURE,)) for case, value in cases]
+
+
+def _reason(value: Any) -> str:
+    """Of [address, [platforms]], or of {kind: reason}, as torch_npu sorts some of its own."""
+    if isinstance(value, dict):
+        return "; ".join(f"{kind}: {reason}" for kind, reason in value.items())
+    address, platforms = (*value, "", [])[:2] if isinstance(value, list) else ("", [])
+    return " ".join(filter(None, [address, *platforms]))
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

@@ -119,6 +119,31 @@ def test_the_references_archive_is_read_and_compared(published, tmp_path):
     assert [change.case.name for change in found.gained] == ["test_y_float32"]
 
 
+def test_a_vendors_lists_of_disabled_tests(tmp_path):
+    """As torch_npu has them: names with hyphens, one without its class, models of the chip, or kinds with a reason."""
+    (tmp_path / "disabled.json").write_text(
+        json.dumps(
+            {
+                "test_nearest_nearest-exact_npu (__main__.TestNNPRIVATEUSE1)": ["", [""]],
+                "test_neg_view_npu_float64": ["", [""]],
+                "test_fx (fx.test_matcher.TestMatcher)": ["only test_fx.py", ["A2", "910A"]],
+            }
+        )
+    )
+    cases = {str(r.case): r.message for r in tables.read(tmp_path / "disabled.json").results}
+    assert cases == {
+        "::TestNNPRIVATEUSE1.test_nearest_nearest-exact_npu": "",
+        "::.test_neg_view_npu_float64": "",
+        "::TestMatcher.test_fx": "only test_fx.py A2 910A",
+    }
+    (tmp_path / "kinds.json").write_text(
+        json.dumps({"test_cov_npu_complex64 (__main__.TestTorchDeviceTypePRIVATEUSE1)": {"DTYPE": "no aclnnDiv"}})
+    )
+    mine = tables.Table("sim", [result("test_cov_cuda_complex64", classname="TestTorchDeviceTypeCUDA")])
+    found = diff.compare(tables.read(tmp_path / "kinds.json"), mine)
+    assert [change.before.message for change in found.gained] == ["DTYPE: no aclnnDiv"]
+
+
 def test_the_command_compares(published, tmp_path, monkeypatch, capsys):
     tables.write(
         tmp_path,

@@ -17,7 +17,9 @@ from ditorch_conformance import journal as journals
 from ditorch_conformance.errors import ConformanceError
 from ditorch_conformance.journal import Journal
 from ditorch_conformance.process import Limits
+from ditorch_conformance.results import Case
 from ditorch_conformance.runner import run
+from ditorch_conformance.selection import Selection
 
 PLAIN = "\n".join(
     f"    def test_plain_{number:02}(self): self.assertNotEqual({number} % 10, 3)" for number in range(40)
@@ -83,7 +85,9 @@ def test_a_dangerous_case_costs_only_itself_and_a_killed_run_goes_on(checkout, t
         from ditorch_conformance import engines
         from ditorch_conformance.journal import Journal
         from ditorch_conformance.process import Limits
+from ditorch_conformance.results import Case
         from ditorch_conformance.runner import run
+from ditorch_conformance.selection import Selection
         source, out = Path({str(source)!r}), Path({str(out)!r})
         recipe = pytorch_tests.recipe(source, "test_dangerous.py", devices.CPU, {{}})
         journal = Journal(out, {{}})
@@ -191,9 +195,20 @@ def test_only_wanted_cases_run(checkout, tmp_path, recipes):
         """
     )
     out = tmp_path / "out"
-    assert set(results_of(source, out, recipes, wanted="TestTwo.*b")) == {"test_b"}
+    assert set(results_of(source, out, recipes, wanted=Selection("TestTwo.*b"))) == {"test_b"}
     with pytest.raises(ConformanceError, match="holds a run with other options"):
         Journal(out, {"source": "elsewhere"})
+
+
+def test_one_case_in_so_many_is_the_same_on_every_device():
+    names = [f"test_add_{{device}}_float{number}" for number in range(300)]
+    taken = {}
+    for device in ("cpu", "cuda"):
+        cases = [Case("test_ops.py", f"TestCommon{device.upper()}", name.format(device=device)) for name in names]
+        taken[device] = [case.name.replace(device, "{device}") for case in Selection(one_in=10).of(cases)]
+    assert taken["cpu"] == taken["cuda"]
+    assert 10 < len(taken["cpu"]) < 60
+    assert Selection("*Common*", one_in=10).options() == {"wanted": "*Common*", "one_in": 10}
 
 
 def test_two_runners_on_one_folder_are_refused(tmp_path):
