@@ -14,7 +14,7 @@ import op_tools
 from ditorch.sim import faults
 from op_tools.autocompare.reference import tf32
 
-from ...conftest import DEVICE
+from ....conftest import DEVICE
 
 pytestmark = pytest.mark.skipif(DEVICE != "sim", reason="kernels are replaced on the simulated accelerator")
 

@@ -15,7 +15,7 @@ from op_tools.autocompare.judging import comparer, error_statistics, in_pieces
 from op_tools.autocompare.judging.limits import Tolerance, precision_of
 from op_tools.autocompare.judging.verdict import judge as verdict_of
 
-from ...conftest import DEVICE
+from ....conftest import DEVICE
 
 CALLS = {
     "exp": lambda x: torch.exp(x),
