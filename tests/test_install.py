@@ -56,6 +56,7 @@ def identities():
     return {f"{owner.__name__}.{name}": id(value) for owner in owners for name, value in vars(owner).items()}
 before, loaded_before = identities(), set(sys.modules)
 import op_tools
+op_tools.OpCapture  # the names are loaded when one is asked for
 by_tools = {name.split(".")[0] for name in set(sys.modules) - loaded_before}
 loaded_before = set(sys.modules)
 import ditorch

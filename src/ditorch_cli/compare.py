@@ -7,8 +7,12 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from op_tools.compare_runs.findings import Findings
 
 _WIDTH = 120  # where there is no terminal
 
@@ -62,7 +66,6 @@ def command(
     from op_tools.compare_runs.findings import UNKNOWN
     from op_tools.compare_runs.judging import LIMIT
     from op_tools.compare_runs.reading import Run
-    from op_tools.compare_runs.settling import settle
     from op_tools.errors import CaptureError
 
     table = [_shard(text) for text in shards]
@@ -70,7 +73,7 @@ def command(
         runs = Run(run_a), Run(run_b), Run(healthy) if healthy else None
         found = compare(*runs, limit or LIMIT, shards=table, jobs=jobs)
         if data is not None or run_b.is_dir():
-            settle(found, data or run_b)
+            _settle(found, data or run_b)
     except CaptureError as error:
         print(f"ditorch compare: {error}", file=sys.stderr)
         sys.exit(UNKNOWN)
@@ -79,6 +82,14 @@ def command(
     else:
         show(report.text(found, shutil.get_terminal_size((_WIDTH, 24)).columns))
     sys.exit(found.exit_code)
+
+
+def _settle(found: Findings, data: Path) -> None:
+    """By captured data, if there is any: only that needs torch."""
+    if next(data.rglob("input.pth"), None) is not None:
+        from op_tools.compare_runs.settling import settle
+
+        settle(found, data)
 
 
 def _shard(text: str) -> tuple[str, int]:

@@ -16,11 +16,11 @@ def add(folder: RunFolder, table: CallTable) -> str:
     if not files:
         return ""
     from op_tools.errors import CaptureError
-    from op_tools.storage import pack
+    from op_tools.storage import blocks, pack
 
     try:
         for path in files:
-            about = pack.head(path)
+            about = blocks.head(path)
             identity = {"host": about.get("host", ""), "rank": about.get("rank", 0), "pid": pid_of(path)}
             identity["pid"] = about.get("pid", identity["pid"])
             for record in pack.read(path):

@@ -1,21 +1,23 @@
-"""Tools for training on an accelerator that goes wrong: capture, compare, time, work around, find the first NaN."""
+"""Tools for training on an accelerator that goes wrong: capture, compare, time, work around, find the first NaN.
+
+What reads files only (`ditorch compare`) imports parts of this package without torch; so names come when asked for.
+"""
 
 from __future__ import annotations
 
-from op_tools.core.features import apply_feature
-from op_tools.core.running import step
-from op_tools.storage.pack import read_statistics
+from typing import TYPE_CHECKING, Any
 
-# in the order in which apply_feature lists them
-# isort: off
-from op_tools.reroute.fallback import OpFallback
-from op_tools.reroute.cast import OpDtypeCast
-from op_tools.capture.tool import OpCapture
-from op_tools.autocompare.tool import OpAutoCompare
-from op_tools.observe import OpObserve
-from op_tools.timing.tool import OpTimeMeasure
-from op_tools.overflow.tool import OpOverflowCheck
-# isort: on
+if TYPE_CHECKING:
+    from op_tools.public import OpAutoCompare as OpAutoCompare
+    from op_tools.public import OpCapture as OpCapture
+    from op_tools.public import OpDtypeCast as OpDtypeCast
+    from op_tools.public import OpFallback as OpFallback
+    from op_tools.public import OpObserve as OpObserve
+    from op_tools.public import OpOverflowCheck as OpOverflowCheck
+    from op_tools.public import OpTimeMeasure as OpTimeMeasure
+    from op_tools.public import apply_feature as apply_feature
+    from op_tools.public import read_statistics as read_statistics
+    from op_tools.public import step as step
 
 __all__ = [
     "OpAutoCompare",
@@ -29,3 +31,16 @@ __all__ = [
     "read_statistics",
     "step",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from op_tools import public
+
+    globals().update((one, getattr(public, one)) for one in __all__)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from op_tools.errors import CaptureError
 from op_tools.output.results import finite
-from op_tools.storage import pack, store
+from op_tools.storage import blocks, pack, store
 
 STATISTICS = ("numel", "nan", "inf", "checksum", "min", "max", "mean", "std", "norm", "sketch")
 COLUMNS = (
@@ -31,7 +31,7 @@ def rows(run: Path) -> Iterator[Row]:
     files = pack.read_statistics(run).files
     data = _captures(run) if run.is_dir() else {}
     for file in files:
-        head = pack.head(file)
+        head = blocks.head(file)
         rank = head.get("rank", 0)
         occurrences = _Occurrences()
         for record in pack.read(file):

@@ -23,7 +23,8 @@ LAYERS = (
     {"autocompare", "capture", "timing", "overflow", "reroute", "observe", "monitor", "losses"},
     {"replay"},
     {"compare_runs", "export", "reproduce"},
-    {"run", "run_op_from_data", "process_monitor", "__init__"},
+    {"run", "run_op_from_data", "process_monitor", "public"},
+    {"__init__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -17,7 +17,7 @@ from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.tool import AnyTool
-from op_tools.device import digest, digests, failure, staging
+from op_tools.device import digest, digests, failure, sketch, staging
 from op_tools.device.queues import stream_number
 from op_tools.device.staging import Kind, Stage, staged_as
 from op_tools.device.tensor_groups import grouped
@@ -211,7 +211,7 @@ class Statistics:
 
     def _file(self) -> Pack:
         if self._pack is None:
-            about = {"torch": torch.__version__, "sketch": digest.SKETCH_VERSION, "tf32": _tf32()}
+            about = {"torch": torch.__version__, "sketch": sketch.SKETCH_VERSION, "tf32": _tf32()}
             head = {**process.identity(), **about}
             path = paths.capture_statistics(self._out)
             self._pack = Pack(path, head)

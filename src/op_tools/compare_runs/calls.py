@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from op_tools.device import sketch
+
+if TYPE_CHECKING:
+    from op_tools.storage.blocks import Lines
 
 # numel, NaN, infinities, checksum, min, max, mean, std, norm, then the sketch, relative to the norm
 Numbers = tuple[Any, ...]
@@ -12,10 +18,20 @@ SKETCH = slice(9, None)
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
+# how far rounding moves a tensor: about half of the last place, or what the statistics' own sums are off by
+_SUMS = 2.0**-22  # of statistics that a kernel adds up in float32
+UNITS = {"float64": _SUMS, "float32": _SUMS, "complex64": _SUMS, "complex128": _SUMS}
+UNITS.update({"bfloat16": 2.0**-9, "float16": 2.0**-12, "complex32": 2.0**-12})
+UNITS.update({"float8_e4m3fn": 2.0**-5, "float8_e4m3fnuz": 2.0**-5, "float8_e5m2": 2.0**-4, "float8_e5m2fnuz": 2.0**-4})
+
+
 class Kind:
     """What is the same for a tensor at each call of one place in the program."""
 
-    __slots__ = ("dtype", "group", "name", "part", "place", "real_shape", "requires_grad", "shape")
+    __slots__ = (
+        "dtype", "group", "is_float", "name", "norms", "numel", "part", "place", "real_shape", "requires_grad", "shape",
+        "unit",
+    )  # fmt: skip
 
     def __init__(self, described: dict[str, Any]) -> None:
         self.part = str(described["part"])
@@ -24,20 +40,68 @@ class Kind:
         self.requires_grad = bool(described.get("requires_grad", False))
         self.shape = tuple(int(size) for size in described["shape"])
         self.dtype = str(described["dtype"])
+        self.is_float = self.dtype in UNITS
+        self.unit = UNITS.get(self.dtype, 0.0)
         self.real_shape = (*self.shape, 2) if self.dtype.startswith("complex") else self.shape
+        self.numel = max(math.prod(self.real_shape), 1)
+        self.norms = _norms(self.real_shape)
         # of ops on lists: the number in the list, by which results belong to arguments
         found = re.search(r"\[(\d+)\]$", place)
         self.group = int(found[1]) if found else -1
 
 
+def _norms(shape: tuple[int, ...]) -> tuple[float, float, float, float]:
+    """By which profiles and moments are divided, so that they are no larger than the distance."""
+    rows, columns = (max(size, 1) for size in sketch.matrix(shape))
+
+    def of_ramp(length: int) -> float:
+        return math.sqrt((length * length - 1) / (12 * length)) if length > 1 else math.inf
+
+    return math.sqrt(columns), math.sqrt(rows), of_ramp(columns) * math.sqrt(rows), of_ramp(rows) * math.sqrt(columns)
+
+
+class Distance:
+    """`told` is a good guess; `at_most` one that is rarely too low, where there is no pattern in the difference.
+
+    Infinite where one has NaN that the other has not; None where they cannot be compared: other shapes, no numbers.
+    """
+
+    __slots__ = ("at_most", "told")
+
+    def __init__(self, told: float, at_most: float) -> None:
+        self.told = told
+        self.at_most = at_most
+
+
 class Seen:
-    """One tensor."""
+    """One tensor: a line of its step's numbers, or numbers that were put together from several ranks'."""
 
-    __slots__ = ("kind", "numbers")
+    __slots__ = ("_numbers", "apart", "checksum", "kind", "lines", "norm", "other", "row")
 
-    def __init__(self, kind: Kind, numbers: Numbers) -> None:
+    def __init__(self, kind: Kind, lines: Lines | None, row: int, checksum: int, norm: float) -> None:
         self.kind = kind
-        self.numbers = numbers
+        self.lines = lines
+        self.row = row
+        self.checksum = checksum
+        self.norm = norm
+        self._numbers: Numbers | None = None
+        # a tensor of the other run, and how far apart they are; where that is known
+        self.other: Seen | None = None
+        self.apart: Distance | None = None
+
+    @classmethod
+    def of(cls, kind: Kind, numbers: Numbers) -> Seen:
+        made = cls(kind, None, -1, numbers[CHECKSUM], numbers[NORM])
+        made._numbers = numbers
+        return made
+
+    @property
+    def numbers(self) -> Numbers:
+        if self._numbers is None:
+            assert self.lines is not None
+            whole, numbers, sketch = (part[self.row].tolist() for part in self.lines)
+            self._numbers = (*whole[-4:], *numbers, *sketch)
+        return self._numbers
 
 
 class Site:

@@ -11,48 +11,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-import torch
+from op_tools.compare_runs.calls import INF, MAX, MEAN, MIN, NAN, NORM, NUMEL, SKETCH, STD, Distance, Numbers, Seen
+from op_tools.device.sketch import NUMBERS, PROFILES
+from op_tools.device.sketch import SKETCH as SKETCH_LENGTH
+from op_tools.storage.blocks import Lines
 
-from op_tools.compare_runs.calls import CHECKSUM, INF, MAX, MEAN, MIN, NAN, NORM, NUMEL, SKETCH, STD, Numbers, Seen
-from op_tools.device import digest
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-# how far rounding moves a tensor: about half of the last place, or what the statistics' own sums are off by
-_SUMS = 2.0**-22  # of statistics that a kernel adds up in float32
-UNITS = {"float64": _SUMS, "float32": _SUMS, "complex64": _SUMS, "complex128": _SUMS}
-UNITS.update({"bfloat16": 2.0**-9, "float16": 2.0**-12, "complex32": 2.0**-12})
-UNITS.update({"float8_e4m3fn": 2.0**-5, "float8_e4m3fnuz": 2.0**-5, "float8_e5m2": 2.0**-4, "float8_e5m2fnuz": 2.0**-4})
 TF32_UNIT = 2.0**-12
 _OLD_SKETCH = 4  # numbers of the sketch's first version
 _OLD_SINGLE_NUMBER = 512  # elements up to which these were one number
 _TINY = 1e-300
 
 
-def is_float(seen: Seen) -> bool:
-    return seen.kind.dtype in UNITS
-
-
 def same_bits(a: Seen, b: Seen) -> bool:
     """Whether they are the same numbers, as far as a checksum tells, and a number that depends on all of them."""
-    x, y = a.numbers, b.numbers
-    if x[CHECKSUM] != y[CHECKSUM] or a.kind.shape != b.kind.shape or a.kind.dtype != b.kind.dtype:
+    if a.checksum != b.checksum or a.kind.shape != b.kind.shape or a.kind.dtype != b.kind.dtype:
         return False
-    first = SKETCH.start
-    return len(x) != len(y) or not abs(x[first] - y[first]) > 1e-5 * (1 + abs(x[first]))
-
-
-class Distance:
-    """`told` is a good guess; `at_most` one that is rarely too low, where there is no pattern in the difference.
-
-    Infinite where one has NaN that the other has not; None where they cannot be compared: other shapes, no numbers.
-    """
-
-    __slots__ = ("at_most", "told")
-
-    def __init__(self, told: float, at_most: float) -> None:
-        self.told = told
-        self.at_most = at_most
+    x, y, first = a.numbers, b.numbers, SKETCH.start
+    return len(x) != len(y) or not abs(x[first] - y[first]) > _SAME * (1 + abs(x[first]))
 
 
 NONE = Distance(0.0, 0.0)
@@ -88,52 +68,79 @@ def distance(a: Seen, b: Seen, with_sketch: bool = True) -> Distance | None:
     sketch = _scaled(x, norm), _scaled(y, norm)
     if len(sketch[0]) == _OLD_SKETCH:
         return _by_old_sketch(x, y, sketch, told, root, norm)
-    estimate, at_most = _by_sketch(sketch[0], sketch[1], a.kind.real_shape)
+    estimate, at_most = _by_sketch(sketch[0], sketch[1], a.kind.norms)
     return Distance(max(told, estimate), max(told, at_most))
 
 
-def distances(pairs: Sequence[tuple[Seen, Seen]]) -> dict[tuple[int, int], Distance]:
-    """The same for many tensors at once, by their ids; those that need a closer look are left out."""
-    easy = [(a, b) for a, b in pairs if _is_easy(a, b)]
-    if len(easy) < _MIN_AT_ONCE:
-        return {}
-    x, y = (torch.tensor([pair[side].numbers for pair in easy], dtype=torch.float64, device="cpu") for side in (0, 1))
-    norm = torch.maximum(x[:, NORM], y[:, NORM])
-    root = (x[:, NUMEL] - x[:, NAN] - x[:, INF]).sqrt()
-    apart = (x - y).abs()
-    spread = torch.minimum(x[:, STD], y[:, STD]) > 0.01 * torch.maximum(x[:, MEAN].abs(), y[:, MEAN].abs())
-    bounds = [root * apart[:, MEAN], root * apart[:, STD] * spread, apart[:, NORM], apart[:, MIN], apart[:, MAX]]
-    told = torch.stack(bounds).nan_to_num(0.0).amax(0) / norm
-    sketch = x[:, SKETCH] * (x[:, NORM] / norm)[:, None] - y[:, SKETCH] * (y[:, NORM] / norm)[:, None]
-    by = torch.tensor([_norms(a.kind.real_shape) for a, _ in easy], dtype=torch.float64, device="cpu")
-    parts = [sketch[:, begin:end].square().sum(1) / count for begin, end, count in _PARTS]
-    numbers = sketch[:, : 2 * digest.NUMBERS].square().view(-1, digest.NUMBERS, 2).sum(2)
-    trimmed = (numbers.sum(1) - numbers.amax(1)).clamp(min=0) / _OF_ALL_BUT_ONE
-    estimates = [trimmed.sqrt(), parts[1].sqrt() / by[:, 1], parts[2].sqrt() / by[:, 0]]
-    estimates += [sketch[:, -2].abs() / by[:, 2], sketch[:, -1].abs() / by[:, 3]]
-    told = torch.maximum(told, torch.stack(estimates).nan_to_num(0.0).amax(0))
-    at_most = torch.maximum(told, parts[0].sqrt().nan_to_num(0.0))
-    return {(id(a), id(b)): Distance(*both) for (a, b), *both in zip(easy, told.tolist(), at_most.tolist())}
+def find_distances(pairs: Sequence[tuple[Seen, Seen]]) -> None:
+    """The same for many tensors at once, kept with them (`apart`); those that need a closer look are left out."""
+    pairs = [(a, b) for a, b in pairs if a.lines is not None and b.lines is not None and a.kind.shape == b.kind.shape]
+    if len(pairs) < _MIN_AT_ONCE:
+        return
+    import numpy
+
+    lines = pairs[0][0].lines, pairs[0][1].lines
+    pairs = [(a, b) for a, b in pairs if a.lines is lines[0] and b.lines is lines[1]]
+    x, y = (_LinesOf(one, [pair[side].row for pair in pairs]) for side, one in enumerate(lines) if one is not None)
+    if not x.sketch.shape[1] == y.sketch.shape[1] == SKETCH_LENGTH:
+        return
+    with numpy.errstate(all="ignore"):
+        told, at_most = _many(x, y, numpy.array([a.kind.norms for a, _ in pairs]))
+        first, other = x.sketch[:, 0], y.sketch[:, 0]
+        same = (x.checksum == y.checksum) & ~(numpy.abs(first - other) > _SAME * (1 + numpy.abs(first)))
+        easy = (x.checksum != y.checksum) & (x.counts == y.counts).all(1)
+        for norm in (x.norm, y.norm):
+            easy &= (norm > 0) & (norm < math.inf)
+    columns = (same.tolist(), easy.tolist(), told.tolist(), at_most.tolist())
+    for (a, b), is_same, is_easy, guess, most in zip(pairs, *columns):
+        if is_easy:
+            a.other, a.apart = b, Distance(guess, most)
+        elif is_same and a.kind.dtype == b.kind.dtype:
+            a.other, a.apart = b, NONE
+
+
+class _LinesOf:
+    """Some lines of a step, as columns."""
+
+    def __init__(self, lines: Lines, rows: list[int]) -> None:
+        whole, self.numbers, self.sketch = lines.at(rows)
+        self.counts, self.checksum = whole[:, -4:-1], whole[:, -1]
+        self.sketch = self.sketch.astype("f8")
+
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        found: NDArray[Any] = self.numbers[:, ("min", "max", "mean", "std", "norm").index(name)]
+        return found
+
+
+def _many(x: _LinesOf, y: _LinesOf, by: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What `distance` tells, and the most that it may be, of each line."""
+    import numpy
+
+    norm = numpy.maximum(x.norm, y.norm)
+    root = numpy.sqrt(x.counts[:, 0] - x.counts[:, 1] - x.counts[:, 2])
+    apart = numpy.abs(x.numbers - y.numbers)
+    spread = numpy.minimum(x.std, y.std) > 0.01 * numpy.maximum(numpy.abs(x.mean), numpy.abs(y.mean))
+    one = numpy.ones_like(root)
+    scales = numpy.stack([one, one, root, root * spread, one], 1)  # as `distance` has them: min, max, mean, std, norm
+    told = numpy.nan_to_num(apart * scales).max(1) / norm
+    sketch = x.sketch * (x.norm / norm)[:, None] - y.sketch * (y.norm / norm)[:, None]
+    squares = sketch * sketch
+    parts = [squares[:, begin:end].sum(1) / count for begin, end, count in _PARTS]
+    numbers = squares[:, : 2 * NUMBERS].reshape(-1, NUMBERS, 2).sum(2)
+    trimmed = numpy.maximum(numbers.sum(1) - numbers.max(1), 0) / _OF_ALL_BUT_ONE
+    estimates = [numpy.sqrt(trimmed), numpy.sqrt(parts[1]) / by[:, 1], numpy.sqrt(parts[2]) / by[:, 0]]
+    estimates += [numpy.abs(sketch[:, -2]) / by[:, 2], numpy.abs(sketch[:, -1]) / by[:, 3]]
+    told = numpy.maximum(told, numpy.nan_to_num(numpy.stack(estimates)).max(0))
+    return told, numpy.maximum(told, numpy.nan_to_num(numpy.sqrt(parts[0])))
 
 
 _MIN_AT_ONCE = 8
+_SAME = 1e-5  # by how much the sketches of equal tensors may differ: devices add up in another order
 _PARTS = [
-    (0, 2 * digest.NUMBERS, digest.NUMBERS),
-    (2 * digest.NUMBERS, 2 * digest.NUMBERS + 2 * digest.PROFILES, digest.PROFILES),
-    (2 * digest.NUMBERS + 2 * digest.PROFILES, digest.SKETCH - 2, digest.PROFILES),
+    (0, 2 * NUMBERS, NUMBERS),
+    (2 * NUMBERS, 2 * NUMBERS + 2 * PROFILES, PROFILES),
+    (2 * NUMBERS + 2 * PROFILES, SKETCH_LENGTH - 2, PROFILES),
 ]
-
-
-def _is_easy(a: Seen, b: Seen) -> bool:
-    x, y = a.numbers, b.numbers
-    return (
-        len(x) == len(y) == SKETCH.start + digest.SKETCH
-        and x[CHECKSUM] != y[CHECKSUM]
-        and a.kind.shape == b.kind.shape
-        and x[:CHECKSUM] == y[:CHECKSUM]
-        and 0 < x[NORM] < math.inf
-        and 0 < y[NORM] < math.inf
-    )
 
 
 def _scaled(numbers: Numbers, norm: float) -> list[float]:
@@ -143,38 +150,27 @@ def _scaled(numbers: Numbers, norm: float) -> list[float]:
     return [scale * number for number in numbers[SKETCH]]
 
 
-def _by_sketch(x: list[float], y: list[float], shape: tuple[int, ...]) -> tuple[float, float]:
+def _by_sketch(x: list[float], y: list[float], norms: tuple[float, ...]) -> tuple[float, float]:
     """What its parts tell; and with the largest of the four numbers, which a smooth difference makes too large."""
     squares = [(one - other) ** 2 for one, other in zip(x, y)]
-    first, second = 2 * digest.NUMBERS, 2 * digest.NUMBERS + 2 * digest.PROFILES
-    last = second + 2 * digest.PROFILES
-    by_row, by_column, of_columns, of_rows = _norms(shape)
+    first, second = 2 * NUMBERS, 2 * NUMBERS + 2 * PROFILES
+    last = second + 2 * PROFILES
+    by_row, by_column, of_columns, of_rows = norms
     numbers = sorted(squares[at] + squares[at + 1] for at in range(0, first, 2))
     found = [
         math.sqrt(sum(numbers[:-1]) / _OF_ALL_BUT_ONE),
-        math.sqrt(sum(squares[first:second]) / digest.PROFILES) / by_column,
-        math.sqrt(sum(squares[second:last]) / digest.PROFILES) / by_row,
+        math.sqrt(sum(squares[first:second]) / PROFILES) / by_column,
+        math.sqrt(sum(squares[second:last]) / PROFILES) / by_row,
         math.sqrt(squares[last]) / of_columns,
         math.sqrt(squares[last + 1]) / of_rows,
     ]
     told = max((one for one in found if one == one), default=0.0)
-    mean = math.sqrt(sum(numbers) / digest.NUMBERS)
+    mean = math.sqrt(sum(numbers) / NUMBERS)
     return told, mean if mean > told else told
 
 
 # what the three smaller ones of four sum up to, where a difference has no pattern and the mean is 1
 _OF_ALL_BUT_ONE = 1 / 4 + (1 / 4 + 1 / 3) + (1 / 4 + 1 / 3 + 1 / 2)
-
-
-@lru_cache(4096)
-def _norms(shape: tuple[int, ...]) -> tuple[float, float, float, float]:
-    """By which profiles and moments are divided, so that they are no larger than the distance."""
-    rows, columns = (max(size, 1) for size in digest.matrix(shape))
-
-    def of_ramp(length: int) -> float:
-        return math.sqrt((length * length - 1) / (12 * length)) if length > 1 else math.inf
-
-    return math.sqrt(columns), math.sqrt(rows), of_ramp(columns) * math.sqrt(rows), of_ramp(rows) * math.sqrt(columns)
 
 
 def _by_old_sketch(

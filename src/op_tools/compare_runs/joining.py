@@ -32,10 +32,23 @@ def all_ranks(ranks: Sequence[Iterator[tuple[int, list[Call]]]]) -> Iterator[tup
         for _, others in together[1:]:
             pairs = aligned([call.site.key for call in calls], [call.site.key for call in others])
             partners.append({i: others[j] for i, j in pairs})
-        for number, call in enumerate(calls):
-            if all(number in one for one in partners):
-                call.parts = [call, *(one[number] for one in partners)]
-        yield step, [call for call in calls if call.parts]
+        yield (
+            step,
+            [
+                _joint([call, *(one[number] for one in partners)])
+                for number, call in enumerate(calls)
+                if all(number in one for one in partners)
+            ],
+        )
+
+
+def _joint(parts: list[Call]) -> Call:
+    """The first rank's call, with all ranks' as its parts."""
+    first = parts[0]
+    joint = Call(first.site, first.id, first.step)
+    joint.order, joint.parts = first.order, parts
+    joint.inputs, joint.outputs, joint.backwards = first.inputs, first.outputs, first.backwards
+    return joint
 
 
 def joined(like: Call, call: Call, table: Table = ()) -> Call:
@@ -74,7 +87,7 @@ def _one(like: Seen, parts: list[Seen], dimension: int | None, is_gradient: bool
     kind = _kind(like.kind, parts[0].kind)
     best: tuple[float, Seen] | None = None
     for numbers in candidates:
-        seen = Seen(kind, numbers)
+        seen = Seen.of(kind, numbers)
         apart = distance(like, seen)
         if apart is not None and (best is None or apart.told < best[0]):
             best = apart.told, seen

@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from op_tools.compare_runs.calls import CHECKSUM, NORM, NUMEL, Backward, Call, Seen
-from op_tools.compare_runs.distance import TF32_UNIT, UNITS, Distance, distance, distances, is_float, same_bits
+from op_tools.compare_runs.calls import Backward, Call, Distance, Seen
+from op_tools.compare_runs.distance import NONE, TF32_UNIT, distance, find_distances
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
 
@@ -47,7 +47,6 @@ class Event:
     score: float  # how many times further apart than it may be; above the limit the call is guilty
     limit: float
     is_source: bool = False  # nothing went in: data, random numbers, new tensors
-    inputs_same: bool = False  # bit by bit
 
     @property
     def is_guilty(self) -> bool:
@@ -70,7 +69,6 @@ class Judge:
         self._with_sketch = with_sketch
         self._limit = limit
         self._levels: dict[int, float] = {}  # by the checksum of run A's tensor
-        self._known: dict[tuple[int, int], Distance] = {}  # of the step's tensors, by their ids
         self._views: dict[int, float] = {}  # by the same: the largest distance that views of it tell
 
     def begin_step(self, calls: Iterable[tuple[Call, Call]] = ()) -> None:
@@ -78,7 +76,8 @@ class Judge:
         self._levels.clear()
         self._views.clear()
         calls = list(calls)
-        self._known = distances(list(_tensors_of(calls))) if self._with_sketch else {}
+        if self._with_sketch:
+            find_distances(list(_tensors_of(calls)))
         for a, b in calls:
             if catalogue.has(a.site.op, Trait.ALWAYS_VIEW):
                 self._look_through(a.inputs, a.outputs, b.inputs, b.outputs)
@@ -89,13 +88,13 @@ class Judge:
         first, second, other_first, other_second = (list(one.values())[:1] for one in seen)
         if not (first and second and other_first and other_second):
             return
-        if first[0].numbers[NUMEL] != second[0].numbers[NUMEL]:
+        if first[0].kind.numel != second[0].kind.numel:
             return  # a part of it, or one that repeats it
         pairs = ((first[0], other_first[0]), (second[0], other_second[0]))
         found = [self._distance(one, other) for one, other in pairs]
         told = max((one.told for one in found if one is not None and one.told < math.inf), default=0.0)
         for seen_one in (first[0], second[0]):
-            key = seen_one.numbers[CHECKSUM]
+            key = seen_one.checksum
             self._views[key] = max(told, self._views.get(key, 0.0))
 
     def forward(self, a: Call, b: Call, moved: Moved | None = None) -> Event:
@@ -121,8 +120,7 @@ class Judge:
         )
 
     def _distance(self, a: Seen, b: Seen) -> Distance | None:
-        known = self._known.get((id(a), id(b)))
-        return distance(a, b, self._with_sketch) if known is None else known
+        return a.apart if a.other is b else distance(a, b, self._with_sketch)
 
     def _distances(self, a: dict[str, Seen], b: dict[str, Seen], with_views: bool = True) -> dict[str, Distance]:
         found = {}
@@ -130,7 +128,7 @@ class Judge:
             other = b.get(name)
             told = None if other is None else self._distance(seen, other)
             if told is not None:
-                viewed = self._views.get(seen.numbers[CHECKSUM], 0.0) if told.told and with_views else 0.0
+                viewed = self._views.get(seen.checksum, 0.0) if told.told and with_views else 0.0
                 found[name] = told if viewed <= told.told else Distance(viewed, max(viewed, told.at_most))
         return found
 
@@ -150,8 +148,7 @@ class Judge:
         told_in, told_out = self._distances(*inputs), self._distances(*outputs)
         unit = self._unit(a, b, inputs, outputs)
         event.inputs = max((found.told for found in told_in.values()), default=0.0)
-        pairs = [(seen, inputs[1].get(name)) for name, seen in inputs[0].items()]
-        event.inputs_same = all(other is not None and same_bits(seen, other) for seen, other in pairs)
+        inputs_same = len(told_in) == len(inputs[0]) and all(found is NONE for found in told_in.values())
         is_random = catalogue.has(a.site.op, _NO_FUNCTION) and phase != "backward"
         jumps, is_recurrent = catalogue.has(a.site.op, _JUMPS), catalogue.has(a.site.op, Trait.STEPS)
         for name, found in told_out.items():
@@ -166,7 +163,7 @@ class Judge:
             allowed *= _cancelled(a, seen, phase, inputs[0], flowing) * (_STEPS_FACTOR if is_recurrent else 1.0)
             if moved is not None:
                 allowed = max(allowed, _as_moved(moved, name, came_in, unit))
-            if not is_float(seen) and not event.inputs_same:
+            if not seen.kind.is_float and not inputs_same:
                 allowed = math.inf  # a choice, such as argmax, turns on the last digit
             score = found.told / allowed if allowed < math.inf else 0.0
             if score > event.score or (score == event.score and found.told > event.distance):
@@ -183,12 +180,12 @@ class Judge:
             if is_list and seen.kind.group != output.kind.group and output.kind.group >= 0:
                 continue
             own = max(own, found.at_most)
-            known = max(known, self._levels.get(seen.numbers[CHECKSUM], 0.0))
+            known = max(known, self._levels.get(seen.checksum, 0.0))
         return own, known
 
     def _remember(self, seen: Seen, level: float) -> None:
         if level < math.inf:
-            key = seen.numbers[CHECKSUM]
+            key = seen.checksum
             self._levels[key] = max(level, self._levels.get(key, 0.0))
 
     def _unit(
@@ -199,8 +196,14 @@ class Judge:
         outputs: tuple[dict[str, Seen], dict[str, Seen]],
     ) -> float:
         """The rounding of the coarsest dtype that takes part."""
-        tensors = [seen for pair in (inputs, outputs) for one in pair for seen in one.values()]
-        unit = max((UNITS.get(seen.kind.dtype, 0.0) for seen in tensors), default=0.0)
+        unit = 0.0
+        for pair in (inputs, outputs):
+            for one in pair:
+                for seen in one.values():
+                    if seen.kind.unit > unit:
+                        unit = seen.kind.unit
+        if not self._tf32:
+            return unit
         traits = catalogue.of(a.site.op) or Trait(0)
         is_tf32 = ("matmul" in self._tf32 and traits & Trait.MATRIX) or (
             "convolution" in self._tf32 and traits & Trait.CONVOLUTION
@@ -233,11 +236,12 @@ def _cancelled(a: Call, output: Seen, phase: str, inputs: dict[str, Seen], flowi
     norm = 0.0
     if phase == "backward":
         own = output.kind.name.replace("grad_inputs", "input")
-        others = [seen for name, seen in inputs.items() if name.startswith("input") and name != own and is_float(seen)]
-        sizes = [seen.numbers[NORM] / math.sqrt(max(seen.numbers[NUMEL], 1)) for seen in others]
+        given = {name: seen for name, seen in inputs.items() if seen.kind.part == "input" and seen.kind.is_float}
+        others = [seen for name, seen in given.items() if name != own]
+        sizes = [seen.norm / math.sqrt(seen.kind.numel) for seen in others]
         factor = min(1.0, max(sizes, default=1.0))  # a product's own factor
-        norm = max((seen.numbers[NORM] for seen in flowing), default=0.0) * factor
+        norm = max((seen.norm for seen in flowing), default=0.0) * factor
     elif a.site.op.rpartition(".")[2] in _SUMS:
-        norm = max((seen.numbers[NORM] for seen in inputs.values() if is_float(seen)), default=0.0)
-    ratio = norm / max(output.numbers[NORM], 1e-300)
+        norm = max((seen.norm for seen in inputs.values() if seen.kind.is_float), default=0.0)
+    ratio = norm / max(output.norm, 1e-300)
     return max(ratio, 1.0) if ratio < math.inf else 1.0

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from op_tools.compare_runs.calls import Call, Seen, Site
 from op_tools.errors import CaptureError
-from op_tools.storage import pack
+from op_tools.storage import blocks
+from op_tools.storage.blocks import Lines
 
 _PATTERN = "op_capture_statistics_*.pack"
 Stream = tuple[int, int]  # the rank, and the number of the process where several had it one after the other
@@ -32,7 +30,7 @@ class Run:
             raise CaptureError(
                 f"{path} holds no statistics: `ditorch run --capture=statistics --out {path} PROGRAM` makes them"
             )
-        self.heads = {file: pack.head(file) for file in files}
+        self.heads = {file: blocks.head(file) for file in files}
         self.streams = self._streams()
 
     @property
@@ -90,72 +88,129 @@ def _steps(files: list[Path]) -> Iterator[tuple[int, list[Call]]]:
     """Lines come as devices handed them over: a step is whole after the last block that has lines of it."""
     last = _last_blocks(files)
     waiting = sorted(last, key=lambda step: (last[step], step))
-    gathered: dict[int, dict[int, Call]] = {}
-    readers = {file: _Blocks(file) for file in files}
+    gathered: dict[int, list[Lines]] = {}
+    sites: list[Site] = []
+    reader: _Reader | None = None
     for number, file, block in _numbered_blocks(files):
-        for site, line in readers[file].lines(*block):
-            _add(gathered.setdefault(line[2], {}), site, line)
+        if reader is None or reader.path is not file:
+            reader = _Reader(file, sites)
+        for step, lines in reader.lines(*block):
+            gathered.setdefault(step, []).append(lines)
         while waiting and last[waiting[0]] <= number:
             step = waiting.pop(0)
-            yield step, _in_order(gathered.pop(step, {}))
+            yield step, reader.calls(step, gathered.pop(step, []))
 
 
 def _numbered_blocks(files: list[Path]) -> Iterator[tuple[int, Path, tuple[int, bytes, bytes]]]:
     numbers = itertools.count()
     for file in files:
-        for block in pack.blocks(file):
+        for block in blocks.blocks(file):
             yield next(numbers), file, block
 
 
 def _last_blocks(files: list[Path]) -> dict[int, int]:
     """Of each step, the number of the last block with lines of it; up to where a file is damaged."""
+    import numpy
+
     last: dict[int, int] = {}
-    with contextlib.suppress(CaptureError):  # it is raised again when the file is read
+    with contextlib.suppress(CaptureError, ValueError):  # it is raised again when the file is read
         for number, _, (layout, kind, content) in _numbered_blocks(files):
-            width = pack.line_width(kind, layout)
-            if width and content and len(content) % (8 * width) == 0:
-                table = torch.frombuffer(bytearray(content), dtype=torch.int64).view(-1, width)
-                for step in table[:, 2].unique().tolist():
+            if kind != blocks.DESCRIPTION:
+                whole = _whole_numbers(kind, content, layout)
+                for step in numpy.unique(whole[:, _STEP]).tolist():
                     last[step] = number
     return last
 
 
-class _Blocks:
-    """The lines of one file, with what describes them."""
+_DESCRIPTION, _ID, _STEP, _ORDER, _NUMBER, _CHECKSUM = 0, 1, 2, 3, 4, 8
+_NORM = -1
+_KEY = [_DESCRIPTION, _ID, _NUMBER]
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._sites: list[Site] = []
-        self._known: dict[tuple[int, int, int], tuple[Any, ...]] = {}
 
-    def lines(self, layout: int, kind: bytes, content: bytes) -> Iterator[tuple[Site, tuple[Any, ...]]]:
-        """Of one block. What cannot be is a CaptureError."""
+def _whole_numbers(kind: bytes, content: bytes, layout: int) -> Any:
+    return blocks.lines(content, layout).whole if kind == blocks.TABLE else blocks.repeated(content, layout)
+
+
+class _Reader:
+    """The lines of one file. `sites`: what describes them, of all files of a process."""
+
+    def __init__(self, path: Path, sites: list[Site]) -> None:
+        self.path = path
+        self._sites = sites
+        self._first = len(sites)  # of this file
+        self._since: list[Lines] = []  # since the last block that repeats some
+
+    def lines(self, layout: int, kind: bytes, content: bytes) -> Iterator[tuple[int, Lines]]:
+        """Of one block, by steps. What cannot be is a CaptureError."""
         try:
-            if kind == pack.DESCRIPTION:
+            if kind == blocks.DESCRIPTION:
                 self._sites.append(Site(json.loads(content)))
-            elif kind == pack.TABLE:
-                for line in pack.lines(content, layout):
-                    self._known[line[0], line[1], line[4]] = line
-                    yield self._sites[line[0]], line
-            elif kind == pack.REPEATED:
-                for *call, description, forward_id, number in pack.repeated_lines(content, layout):
-                    line = (*call, *self._known[description, forward_id, number][5:])
-                    yield self._sites[line[0]], line
-                self._known.clear()
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as error:
-            raise CaptureError(f"{self._path} cannot be used: a block of it makes no sense ({error!r})") from None
+            elif kind == blocks.TABLE:
+                found = self._described(blocks.lines(content, layout))
+                self._since.append(found)
+                yield from _by_step(found)
+            elif kind == blocks.REPEATED:
+                repeated = blocks.repeated(content, layout)
+                if len(repeated):
+                    yield from _by_step(self._repeated(repeated))
+                self._since.clear()
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise self._senseless(error) from None
+
+    def _senseless(self, error: Exception) -> CaptureError:
+        return CaptureError(f"{self.path} cannot be used: a block of it makes no sense ({error!r})")
+
+    def _described(self, lines: Lines) -> Lines:
+        """With descriptions by their places in `sites`."""
+        whole = lines.whole.copy()
+        whole[:, _DESCRIPTION] += self._first
+        described = whole[:, _DESCRIPTION]
+        if len(whole) and not self._first <= described.min() <= described.max() < len(self._sites):
+            raise ValueError("no such description")
+        if len(whole) and whole[:, _NUMBER].min() < 0:
+            raise ValueError("no such tensor")
+        return Lines(whole, lines.numbers, lines.sketch)
+
+    def _repeated(self, repeated: Any) -> Lines:
+        """Lines with the numbers of earlier ones."""
+        earlier = blocks.joined(self._since)
+        keys = zip(*earlier.whole[:, _KEY].T.tolist())
+        known = {key: place for place, key in enumerate(keys)}
+        origins = repeated[:, 5:8].copy()
+        origins[:, 0] += self._first
+        found = earlier.at([known[key] for key in zip(*origins.T.tolist())])
+        whole = found.whole.copy()
+        whole[:, :5] = repeated[:, :5]
+        return self._described(Lines(whole, found.numbers, found.sketch))
+
+    def calls(self, step: int, parts: list[Lines]) -> list[Call]:
+        """Those of a step, in the order in which they ran."""
+        try:
+            return _calls(step, blocks.joined(parts), self._sites) if parts else []
+        except (IndexError, TypeError, ValueError) as error:
+            raise self._senseless(error) from None
 
 
-def _add(calls: dict[int, Call], site: Site, line: tuple[Any, ...]) -> None:
-    _, id, step, order, number = line[:5]
-    call = calls.get(id)
-    if call is None:
-        call = calls[id] = Call(site, id, step)
-    kind = site.kinds[number]
-    if not order:  # layout 1 has none: backward runs through the calls from the last to the first
-        order = 2**40 - id if kind.part.startswith("grad") else id
-    call.add(Seen(kind, line[5:]), order)
+def _by_step(lines: Lines) -> Iterator[tuple[int, Lines]]:
+    import numpy
+
+    steps = lines.whole[:, _STEP]
+    found = numpy.unique(steps).tolist()
+    for step in found:
+        yield step, lines if len(found) == 1 else lines.at(steps == step)
 
 
-def _in_order(calls: dict[int, Call]) -> list[Call]:
+def _calls(step: int, lines: Lines, sites: list[Site]) -> list[Call]:
+    calls: dict[int, Call] = {}
+    whole = lines.whole[:, [_DESCRIPTION, _ID, _ORDER, _NUMBER, _CHECKSUM]].T.tolist()
+    norms = lines.numbers[:, _NORM].tolist()
+    for row, (description, id, order, number, checksum, norm) in enumerate(zip(*whole, norms)):
+        site = sites[description]
+        call = calls.get(id)
+        if call is None:
+            call = calls[id] = Call(site, id, step)
+        kind = site.kinds[number]
+        if not order:  # layout 1 has none: backward runs through the calls from the last to the first
+            order = 2**40 - id if kind.part.startswith("grad") else id
+        call.add(Seen(kind, lines, row, checksum, norm), order)
     return sorted(calls.values(), key=lambda call: (call.order, call.id))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from op_tools.compare_runs.findings import SCHEMA, Before, Findings, Place
-from op_tools.output import tables
+from op_tools.output.boxes import fitted
 from op_tools.output.results import finite
 
 _MAX_BEFORE = 12
@@ -128,7 +128,7 @@ def _worst(found: Findings, width: int) -> Iterator[str]:
         for one in found.worst[:_MAX_GUILTY]
     ]
     yield "furthest apart"
-    yield tables.fitted(("step", "rank", "op", "module", "phase", "distance", "of inputs", "kind"), rows, width)
+    yield fitted(("step", "rank", "op", "module", "phase", "distance", "of inputs", "kind"), rows, width)
 
 
 def _modules(found: Findings, width: int) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _modules(found: Findings, width: int) -> Iterator[str]:
         for row in rows[:_MAX_MODULES]
     ]
     yield "by module, in the order in which they ran"
-    yield tables.fitted(("module", "events", "same bits", "guilty", "largest", "of"), cells, width)
+    yield fitted(("module", "events", "same bits", "guilty", "largest", "of"), cells, width)
     if len(rows) > _MAX_MODULES:
         yield f"… and {len(rows) - _MAX_MODULES} more (--json)"
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from op_tools.compare_runs.calls import INF, MAX, MEAN, MIN, NAN, NORM, NUMEL, SKETCH, Numbers
-from op_tools.device import digest
+from op_tools.device import sketch as sketches
 
-_PROFILE = 2 * digest.NUMBERS  # where it begins in the sketch: along the last dimension, then along the others
-_OTHERS = _PROFILE + 2 * digest.PROFILES
-_MOMENTS = _OTHERS + 2 * digest.PROFILES
+_PROFILE = 2 * sketches.NUMBERS  # where it begins in the sketch: along the last dimension, then along the others
+_OTHERS = _PROFILE + 2 * sketches.PROFILES
+_MOMENTS = _OTHERS + 2 * sketches.PROFILES
 
 
 class Shard(NamedTuple):
@@ -58,7 +58,7 @@ def _sum(numbers: Numbers) -> float:
 def _joined(
     counts: tuple[int, ...], columns: tuple[float, ...], norm: float, shards: Sequence[Shard], shape: tuple[int, ...]
 ) -> Numbers:
-    sketch = [0.0] * digest.SKETCH
+    sketch = [0.0] * sketches.SKETCH
     for shard in shards:
         for place, number in enumerate(_moved(shard, shape)):
             sketch[place] += number
@@ -74,17 +74,17 @@ def _moved(shard: Shard, shape: tuple[int, ...]) -> list[float]:
     sketch = [scale * number for number in shard.numbers[SKETCH]]
     last = len(shape) - 1
     angles = []
-    for number in range(digest.NUMBERS):
-        of_others = sum(digest.turn(number, last - at) * shard.start[at] for at in range(last))
+    for number in range(sketches.NUMBERS):
+        of_others = sum(sketches.turn(number, last - at) * shard.start[at] for at in range(last))
         start = shard.start[last] if shape else 0
-        of_last = digest.turn(number, 0) * (start // digest.PERIOD) if start % digest.PERIOD == 0 else None
+        of_last = sketches.turn(number, 0) * (start // sketches.PERIOD) if start % sketches.PERIOD == 0 else None
         angles.append((of_others, of_last))
     found: list[float] = []
     for number, (of_others, of_last) in enumerate(angles):
         found += _turned(sketch, 2 * number, None if of_last is None else of_others + of_last)
-    for number in range(digest.PROFILES):
+    for number in range(sketches.PROFILES):
         found += _turned(sketch, _PROFILE + 2 * number, angles[number][1])
-    for number in range(digest.PROFILES):
+    for number in range(sketches.PROFILES):
         found += _turned(sketch, _OTHERS + 2 * number, angles[number][0])
     return [*found, *_moments(shard, shape, sketch[_MOMENTS:])]
 
@@ -103,7 +103,7 @@ def _at_angle(angle: int) -> complex:
 
 def _moments(shard: Shard, shape: tuple[int, ...], moments: list[float]) -> tuple[float, float]:
     total = _sum(shard.numbers)
-    (rows, columns), (own_rows, own_columns) = digest.matrix(shape), digest.matrix(shard.shape)
+    (rows, columns), (own_rows, own_columns) = sketches.matrix(shape), sketches.matrix(shard.shape)
     start = shard.start[-1] if shape else 0
     along_columns = _moment(moments[0], total, own_columns, start, columns)
     cut = next((at for at in range(len(shape) - 1) if shard.shape[at] != shape[at]), None)

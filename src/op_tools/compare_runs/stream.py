@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Callable, NamedTuple
 
 from op_tools.compare_runs.alignment import aligned
-from op_tools.compare_runs.calls import CHECKSUM, Backward, Call
-from op_tools.compare_runs.distance import UNITS, distance, same_bits
+from op_tools.compare_runs.calls import Backward, Call
+from op_tools.compare_runs.distance import distance, same_bits
 from op_tools.compare_runs.findings import Before, Findings, ModuleRow, Place
 from op_tools.compare_runs.joining import Table, all_ranks, joined
 from op_tools.compare_runs.judging import Event, Judge
@@ -212,18 +212,18 @@ class StreamComparison:
             if task.backward is not None:
                 break
             for name, tensor in task.a.inputs.items():
-                other, checksum = task.b.inputs.get(name), tensor.numbers[CHECKSUM]
+                other, checksum = task.b.inputs.get(name), tensor.checksum
                 if other is None or checksum in made or checksum in seen_weights or same_bits(tensor, other):
                     continue
                 seen_weights.add(checksum)
                 apart = distance(tensor, other)
-                unit = max(UNITS.get(tensor.kind.dtype, 0.0), UNITS.get(other.kind.dtype, 0.0))
+                unit = max(tensor.kind.unit, other.kind.unit)
                 if apart is None or apart.told > 2 * unit:
                     what = "weights" if tensor.kind.requires_grad else "data"
                     where = f"{task.a.site.module or task.a.site.op} {name}"
                     told = None if apart is None else apart.told
                     self._found.before.append(Before(what, where, told, "", task.a.step, self._rank))
-            made.update(tensor.numbers[CHECKSUM] for tensor in task.a.outputs.values())
+            made.update(tensor.checksum for tensor in task.a.outputs.values())
             if not task.a.inputs and any(
                 name in task.b.outputs and not same_bits(tensor, task.b.outputs[name])
                 for name, tensor in task.a.outputs.items()
@@ -264,7 +264,7 @@ def _tasks(a: Call, b: Call, healthy: Call | None) -> Iterator[_Task]:
 
 def _unit(event: Event) -> float:
     tensors = [*event.a.inputs.values(), *event.a.outputs.values(), *event.b.outputs.values()]
-    return max((UNITS.get(seen.kind.dtype, 0.0) for seen in tensors), default=0.0)
+    return max((seen.kind.unit for seen in tensors), default=0.0)
 
 
 def _chain(events: list[Event], begin: int) -> list[tuple[Event, str]]:
@@ -273,12 +273,12 @@ def _chain(events: list[Event], begin: int) -> list[tuple[Event, str]]:
     for number, event in enumerate(events):
         results = event.a.outputs if event.phase != "backward" else {}
         for seen in results.values():
-            made.setdefault(seen.numbers[CHECKSUM], number)
+            made.setdefault(seen.checksum, number)
     after = [number for number in range(begin, len(events)) if events[number].phase == events[begin].phase]
     end = max(after, key=lambda number: events[number].distance, default=begin)
     way = [end]
     while way[-1] != begin and len(way) < _MAX_CHAIN:
-        sources = [made.get(seen.numbers[CHECKSUM], -1) for seen in events[way[-1]].a.inputs.values()]
+        sources = [made.get(seen.checksum, -1) for seen in events[way[-1]].a.inputs.values()]
         sources = [number for number in sources if begin <= number < way[-1]]
         if not sources:
             break

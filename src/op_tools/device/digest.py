@@ -24,11 +24,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-NUMBERS = 4  # complex numbers of the sketch proper
-PROFILES = 2  # of them also along rows, and along columns
-SKETCH = 2 * NUMBERS + 4 * PROFILES + 2
-SKETCH_VERSION = 2  # in the head of every file: only sketches of one version can be compared
-PERIOD = 16  # places of the last dimension after which its weights repeat but for a turn
+from op_tools.device.sketch import NUMBERS, PERIOD, PROFILES, SKETCH, matrix, turn
+
 COLUMNS = ("min", "max", "mean", "std", "norm", *(f"sketch{number}" for number in range(SKETCH)))
 LINE = 4 + len(COLUMNS)  # numbers of a digest: elements, NaN, infinities, checksum; then COLUMNS
 _MAX_AT_ONCE = 2**22  # elements, where rows are short: what is computed for each row takes memory, too
@@ -36,14 +33,6 @@ _MAX_AT_ONCE = 2**22  # elements, where rows are short: what is computed for eac
 # ---- weights -------------------------------------------------------------------------------------------------------
 
 _32_BITS = 2**32 - 1
-# about 0.31, 0.11, 0.037 and 0.013 of a circle, and no simple fractions; slow ones, too, or all would miss what is
-# constant along a dimension
-_TURNS = (1332921573, 471529187, 160596103, 56294617)
-
-
-def turn(number: int, dimension: int) -> int:
-    """By how much the weight turns from one place to the next; of the last dimension, which is 0, with each PERIOD."""
-    return _TURNS[number] + dimension * (_TURNS[number] // 10)
 
 
 def _hash(places: Tensor, seed: int) -> Tensor:
@@ -66,12 +55,6 @@ def weights(angles: Tensor) -> tuple[Tensor, Tensor]:
     """Real and imaginary parts."""
     radians = angles.double() * (2 * math.pi / 2**32)
     return radians.cos(), radians.sin()
-
-
-def matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns: all dimensions but the last, and the last."""
-    columns = shape[-1] if shape else 1
-    return (math.prod(shape[:-1]) if shape else 1), columns
 
 
 def ramp(length: int) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from op_tools.device import digest
 from op_tools.device.compiled import Kernel, kernel
 from op_tools.device.queues import queue_of, stream_number
+from op_tools.device.sketch import SKETCH
 from op_tools.device.staging import Shape
 from op_tools.device.tensor_groups import KINDS, MAX_TENSORS, TensorGroup, plain
 
@@ -23,7 +24,7 @@ _THREADS = 256
 _STRIP = 512  # elements
 _STRIPS = 32  # of a block
 _FEW_ROWS = 8
-_DIGEST_SIZE = 8 * (8 + digest.SKETCH)
+_DIGEST_SIZE = 8 * (8 + SKETCH)
 _HEAD = 4  # numbers before the pointers
 _ITEM = struct.Struct("<QLL")
 _ITEMS_AT = 8 * (_HEAD + MAX_TENSORS)

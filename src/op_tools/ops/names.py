@@ -1,18 +1,16 @@
-"""What ops are called: from a function to its full name, and from a full name to the forms that facts are kept by."""
+"""What ops are called: from a function to its full name, and from a full name to the forms that facts are kept by.
+
+Torch is imported for the first only: who reads names in the files of a run does without.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import BuiltinFunctionType
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
-import torch
-from torch.overrides import resolve_name
-
-# torch wraps it in a filter of warnings: each change of filters has Python show again what it has shown once
-_resolve_name = inspect.unwrap(resolve_name)
 _HOMES = re.compile(r"torch\.(?:Tensor|nn\.functional|functional|_C\._nn|_VF)\.|torch\.(?:ops\.)?|(?=aten\.)")
 _IN_PLACE_OPERATOR = re.compile(r"__i(?!nvert|nt|ndex|ter)(\w+)__")
 
@@ -24,9 +22,19 @@ class OpName(NamedTuple):
     form: str  # this form alone, without its home: `add_`; "" for ops that are not torch's own
 
 
+@cache
+def _torchs_own() -> tuple[Any, Callable[[Any], Any]]:
+    """Torch, and the function that names its functions."""
+    import torch
+    from torch.overrides import resolve_name
+
+    # torch wraps it in a filter of warnings: each change of filters has Python show again what it has shown once
+    return torch, inspect.unwrap(resolve_name)
+
+
 def op_name(func: Any) -> str:
     """The full name of an op: what torch.overrides.resolve_name says, or module and name of any other function."""
-    name = _resolve_name(func)
+    name = _torchs_own()[1](func)
     if name is not None:
         return _own_name(func, str(name))
     module = getattr(func, "__module__", None) or ""
@@ -39,13 +47,14 @@ def _own_name(func: Any, name: str) -> str:
     """torch.mm and torch.spmm are one function, and compare equal: each has the name that it was called by."""
     own = getattr(func, "__name__", name)
     home, _, last = name.rpartition(".")
-    is_other = home == "torch" and own != last and isinstance(func, BuiltinFunctionType) and hasattr(torch, own)
+    is_other = home == "torch" and own != last and isinstance(func, BuiltinFunctionType)
+    is_other = is_other and hasattr(_torchs_own()[0], own)
     return f"{home}.{own}" if is_other else name
 
 
 def make_ready() -> None:
     """The first name takes torch's own list of functions, which it makes with a filter of warnings."""
-    op_name(torch.add)
+    op_name(_torchs_own()[0].add)
 
 
 @lru_cache(maxsize=10_000)

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from op_tools.output.boxes import fitted as fitted
+from op_tools.output.boxes import short
+from op_tools.output.boxes import table as table
 from op_tools.values import trees
 
 ARGUMENT_COLUMNS = (
@@ -53,35 +56,6 @@ class Call(Protocol):
     def where(self) -> Place: ...
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], keep_empty: bool = False) -> str:
-    """A box with every cell in the middle of its column, as the reference draws it."""
-    rows = list(rows)
-    cells = list(zip(*rows)) if rows else [()] * len(columns)
-    kept = [index for index, _ in enumerate(columns) if keep_empty or not rows or any(cells[index])]
-    widths = [max(map(len, (columns[index], *cells[index]))) for index in kept]
-    border = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
-    lines = [border, _line([columns[index] for index in kept], widths), border]
-    lines += [_line(row, widths) for row in zip(*(cells[index] for index in kept))]
-    if rows:
-        lines.append(border)
-    return "\n".join(lines)
-
-
-def fitted(columns: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> str:
-    """A box that is no wider than `width`: the longest cells are cut."""
-    rows = [tuple(map(str, row)) for row in rows]
-    kept = [index for index, _ in enumerate(columns) if any(row[index] for row in rows)]
-    columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows)]
-    while widths and sum(widths) + 3 * len(widths) + 1 > width and max(widths) > MIN_CELL:
-        widths[widths.index(max(widths))] -= 1
-    return table(columns, [[_short(cell, room) for cell, room in zip(row, widths)] for row in rows])
-
-
-def _line(row: Iterable[str], widths: Iterable[int]) -> str:
-    return "| " + " | ".join(map(str.center, row, widths)) + " |"
-
-
 def number(value: float) -> str:
     """As the tables write numbers: nine places after the point."""
     return f"{value:.9f}"
@@ -94,7 +68,7 @@ def argument_rows(name: str, role: str, places: Iterable[tuple[str, Any]]) -> li
 
 def _argument_row(label: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, Tensor):
-        return (label, "", "", "", "", "", "", "", "", _short(value))
+        return (label, "", "", "", "", "", "", "", "", short(value))
     strided = value.layout is torch.strided
     return (
         label,
@@ -108,11 +82,6 @@ def _argument_row(label: str, value: Any) -> tuple[str, ...]:
         str(value.data_ptr()) if strided else "",
         "",
     )
-
-
-def _short(value: Any, longest: int = 60) -> str:
-    text = str(value).replace("\n", " ")
-    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def heading(call: Call) -> str:
@@ -178,7 +147,6 @@ class _Template:
 
 # for the helper a text and where its gaps begin; without it texts and gaps by turns
 _Table = Union[tuple[str, tuple[int, ...]], list[str]]
-MIN_CELL = 12  # letters that a cell is not cut below
 MAX_ROWS = 20_000  # that are remembered; an optimizer's call may have a thousand
 MAX_TABLES = 8  # of one part, with numbers of other lengths
 _GAP: Any = object()  # in place of a cell
@@ -235,7 +203,7 @@ def _key(value: Any, values: list[float]) -> Any:
         return kind, *[_key(part, values) for part in value]
     if isinstance(value, dict):
         return kind, *[(name, _key(part, values)) for name, part in value.items()]
-    return _short(value)
+    return short(value)
 
 
 def _with_gap(label: str, value: Any) -> tuple[str, ...]:

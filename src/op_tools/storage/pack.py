@@ -23,17 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools.device.digest import SKETCH
+from op_tools.device.sketch import SKETCH
 from op_tools.errors import CaptureError
 from op_tools.output import paths
 from op_tools.storage.archive import bytes_at
-from op_tools.storage.files import check_regular, write_all
+from op_tools.storage.blocks import BLOCK, DESCRIPTION, MAGIC, REPEATED, TABLE, blocks
+from op_tools.storage.files import write_all
 
-_MAGIC = b"op_tools statistics 3\n"
-_MAGICS = {_MAGIC: 3, b"op_tools statistics 2\n": 2, b"op_tools statistics 1\n": 1}
-_LONGEST_HEAD = 100_000
-_BLOCK = struct.Struct("<cLL")  # kind, length, checksum
-DESCRIPTION, TABLE, REPEATED = b"D", b"T", b"R"
 # description, forward_id, step, order, number of the tensor in the description; elements, NaN, infinities, checksum;
 # min, max, mean, std, norm; then the sketch, relative to the norm
 _LINE = struct.Struct(f"<9q5d{SKETCH}f")
@@ -108,8 +104,8 @@ class Pack:
         try:
             if self._descriptor is None:
                 self._descriptor, self.path = paths.create(self.path)
-                write_all(self._descriptor, [_MAGIC + json.dumps(self._head).encode() + b"\n"])
-            block = _BLOCK.pack(kind, len(content), zlib.crc32(content)) + content
+                write_all(self._descriptor, [MAGIC + json.dumps(self._head).encode() + b"\n"])
+            block = BLOCK.pack(kind, len(content), zlib.crc32(content)) + content
             write_all(self._descriptor, [block])
             self.length += len(block)
         except OSError as error:
@@ -176,12 +172,6 @@ def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
             known.clear()
 
 
-def line_width(kind: bytes, layout: int) -> int:
-    """Numbers of eight bytes in a line of such a block; 0 where it has none."""
-    lines = {TABLE: _LINES, REPEATED: _REPEATED_LINES}
-    return lines[kind][layout].size // 8 if kind in lines else 0
-
-
 def _packed(lines: Tensor) -> Tensor:
     """With the sketch in single precision: relative to the norm, more of it would say no more."""
     norm = lines[:, _EXACT - 1].view(torch.float64)
@@ -211,54 +201,6 @@ def repeated_lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
 
 def _scale(norm: float) -> float:
     return norm if 0 < norm < math.inf else 1.0
-
-
-def head(path: Path) -> dict[str, Any]:
-    """What stands at the beginning of a file: the process that wrote it, its torch, the version of its sketches."""
-    try:
-        check_regular(path)
-        with open(path, "rb") as file:
-            _layout(path, file.readline(len(_MAGIC)))
-            found = json.loads(file.readline(_LONGEST_HEAD))
-    except (OSError, ValueError) as error:
-        if isinstance(error, CaptureError):
-            raise
-        raise CaptureError(f"{path} cannot be used: its first lines cannot be read") from None
-    if not isinstance(found, dict):
-        raise CaptureError(f"{path} cannot be used: its first lines cannot be read")
-    return found
-
-
-def blocks(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
-    """The file's layout, and the kind and content of each block."""
-    try:
-        check_regular(path)
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            layout = _layout(path, file.readline(len(_MAGIC)))
-            file.readline()
-            while True:
-                place = file.tell()
-                header = file.read(_BLOCK.size)
-                if len(header) < _BLOCK.size:
-                    return
-                kind, length, checksum = _BLOCK.unpack(header)
-                content = file.read(length) if length <= size - file.tell() else b""
-                if len(content) < length:
-                    return  # the process ended here
-                if zlib.crc32(content) != checksum:
-                    raise CaptureError(f"{path} is damaged at byte {place}: what comes after it cannot be read")
-                yield layout, kind, content
-    except OSError as error:
-        raise CaptureError(f"{path} cannot be used: {error.strerror}") from None
-
-
-def _layout(path: Path, magic: bytes) -> int:
-    if magic in _MAGICS:
-        return _MAGICS[magic]
-    if magic.startswith(_MAGIC[:-2]):
-        raise CaptureError(f"{path} cannot be used: a later release of op_tools wrote it")
-    raise CaptureError(f"{path} cannot be used: it holds no statistics that OpCapture wrote")
 
 
 def _record(descriptions: list[dict[str, Any]], line: tuple[Any, ...]) -> TensorRecord:

@@ -14,7 +14,7 @@ import op_tools
 from op_tools.capture import repeats, statistics
 from op_tools.device import digest, digests, staging
 from op_tools.errors import CaptureError
-from op_tools.storage import pack
+from op_tools.storage import blocks, pack
 
 from .test_capture import killed
 
@@ -460,7 +460,7 @@ def test_a_reader_need_not_remember_everything(device, monkeypatch):
         for _ in range(50):
             x.neg()
     (path,) = packs()
-    assert [kind for _, kind, _ in pack.blocks(path)].count(pack.REPEATED) >= 4
+    assert [kind for _, kind, _ in blocks.blocks(path)].count(blocks.REPEATED) >= 4
     assert len(list(pack.read(path))) == 100
 
 

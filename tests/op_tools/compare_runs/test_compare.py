@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,16 @@ def refused(*arguments):
     assert done.exit_code == 2, done.output
     assert done.stdout == ""
     return done.stderr
+
+
+def test_comparing_statistics_imports_no_torch(record):
+    good, bad = record("good"), record("bad", "aten.gelu: scale=1.1")
+    code = "import sys; from ditorch_cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "compare", str(good), str(bad)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("first divergence: guilty")
+    assert done.stdout.endswith("False\n")
 
 
 def test_runs_that_cannot_be_used(record, tmp_path):

@@ -22,7 +22,7 @@ def numbers(tensor):
 
 def seen(tensor):
     kind = Kind({"part": "output", "place": "", "shape": tensor.shape, "dtype": "float32"})
-    return Seen(kind, numbers(tensor))
+    return Seen.of(kind, numbers(tensor))
 
 
 def shards(tensor, dimension, starts):
@@ -56,13 +56,13 @@ def test_shards_of_the_last_dimension_that_begin_anywhere_are_known_in_part():
     tensor = torch.randn(64, 96, dtype=torch.float64)
     found = whole(list(shards(tensor, 1, [0, 41])), (64, 96))
     assert 0 < sum(math.isnan(number) for number in found) < len(found) - 12
-    assert distance(Seen(seen(tensor).kind, found), seen(tensor)).told == pytest.approx(0, abs=1e-11)
-    assert distance(Seen(seen(tensor).kind, found), seen(1.01 * tensor)).told == pytest.approx(0.01, rel=0.1)
+    assert distance(Seen.of(seen(tensor).kind, found), seen(tensor)).told == pytest.approx(0, abs=1e-11)
+    assert distance(Seen.of(seen(tensor).kind, found), seen(1.01 * tensor)).told == pytest.approx(0.01, rel=0.1)
 
 
 def test_summands_add_up():
     parts = torch.randn(3, 16, 32, dtype=torch.float64).unbind()
-    found = Seen(seen(parts[0]).kind, summed([numbers(part) for part in parts], (16, 32)))
+    found = Seen.of(seen(parts[0]).kind, summed([numbers(part) for part in parts], (16, 32)))
     assert math.isnan(found.numbers[NORM])
     assert distance(found, seen(sum(parts))).told < 1e-12
     assert distance(found, seen(1.1 * sum(parts))).told > 0.03
