@@ -423,14 +423,17 @@ def test_torch_dynamo_is_imported_while_a_type_of_the_device_is_the_default(run_
 
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 def test_a_cuda_type_can_be_the_default(cuda) -> None:
-    torch.set_default_tensor_type("torch.cuda.DoubleTensor")
+    torch.set_warn_always(True)  # otherwise once in a process
     try:
+        with pytest.warns(UserWarning, match="deprecated as of PyTorch 2.1"):
+            torch.set_default_tensor_type("torch.cuda.DoubleTensor")
         assert torch.zeros(1).device.type == "sim"
         assert torch.zeros(1).dtype is torch.float64
         for made in (torch.Tensor(2, 3), torch.Tensor([[1.0, 2.0, 3.0]] * 2), torch.nn.Parameter(torch.Tensor(2, 3))):
             assert (made.device.type, made.dtype, made.shape) == ("sim", torch.float64, (2, 3))
         assert torch.FloatTensor(2).device.type == "cpu"
     finally:
+        torch.set_warn_always(False)
         torch.set_default_tensor_type(torch.FloatTensor)
     for made in (torch.zeros(1), torch.Tensor(1), torch.Tensor([1.0])):
         assert (made.device.type, made.dtype, made.shape) == ("cpu", torch.float32, (1,))
@@ -443,6 +446,17 @@ def test_old_storage_types_make_storages_on_the_device(cuda) -> None:
     assert isinstance(storage, cuda.FloatStorage)
     assert not isinstance(storage, cuda.HalfStorage)
     assert not isinstance(torch.FloatStorage(3), cuda.FloatStorage)
+    assert cuda.FloatStorage._dtype is cuda.FloatStorage.dtype is torch.float32
+    with pytest.raises(RuntimeError, match="Not available for CUDA storage"):
+        cuda.FloatStorage.from_buffer()
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_torchs_lists_of_types_have_the_redirected_ones(cuda) -> None:
+    assert cuda.FloatTensor in torch._tensor_classes
+    assert cuda.FloatStorage in torch._storage_classes
+    of_cuda = [kind for kind in torch._tensor_classes if kind.is_cuda and not kind.is_sparse]
+    assert {kind(0).device.type for kind in of_cuda} == {"sim"}  # torch's own would refuse
 
 
 # ---- submodules ----------------------------------------------------------------------------------------------------

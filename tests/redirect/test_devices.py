@@ -301,3 +301,9 @@ def test_compile_without_a_backend_named_runs_the_graph_on_the_accelerator(x, ca
     assert is_on_accelerator(model(x.cuda()))
     said = "ditorch: torch.compile: Inductor has no code generator for sim; using aot_eager\n"
     assert capsys.readouterr().err.count(said) == 1
+
+
+def test_cuda_takes_no_other_device(redirect) -> None:
+    with pytest.raises(RuntimeError, match=r"cuda\(\) takes a cuda device, not cpu: use to\('cpu'\)"):
+        torch.ones(1).cuda("cpu")
+    assert torch.ones(1).cuda("cuda:0").is_cuda

@@ -153,6 +153,11 @@ def test_a_shared_tensor_stays_the_same_tensor(redirect):
     assert tensor.tolist() == [0, 1, 2, 31, 41, 6]
 
 
+def test_a_storage_elsewhere_has_no_handle(redirect):
+    with pytest.raises(RuntimeError, match="only available on CUDA, and this storage is on meta"):
+        torch.empty(3, device="meta").untyped_storage()._share_cuda_()
+
+
 def test_a_shared_tensor_still_computes_and_learns(redirect):
     weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
     rebuild, arguments = reductions.reduce_tensor(weight)

@@ -24,6 +24,7 @@ FACTORIES = {
     "randint": lambda **k: torch.randint(0, 9, (2,), **k),
     "randperm": lambda **k: torch.randperm(4, **k),
     "hann_window": lambda **k: torch.hann_window(4, **k),
+    "kaiser_window": lambda **k: torch.kaiser_window(4, **k),
 }
 DETERMINISTIC = sorted(set(FACTORIES) - {"empty", "empty_strided", "rand", "randn", "randint", "randperm"})
 

@@ -112,6 +112,18 @@ def test_a_product_with_a_dense_matrix_has_the_cpus_gradients(layout):
     same_bits(compute)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+def test_a_reduced_product_has_the_cpus_gradients(reduce):
+    def compute(device):
+        sparse = matrix().to_sparse_csr().to(device).requires_grad_()
+        dense = torch.linspace(-1, 1, 12).view(6, 2).to(device).requires_grad_()
+        product = torch.sparse.mm(sparse, dense, reduce)  # its kernel keeps places for a gradient that is asked for
+        product.pow(2).sum().backward()
+        return product, dense.grad, sparse.grad
+
+    same_bits(compute)
+
+
 def test_the_values_of_a_sparse_tensor_get_a_gradient():
     def compute(device):
         values = torch.tensor([1.0, 2.0], device=device, requires_grad=True)

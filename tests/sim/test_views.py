@@ -132,6 +132,15 @@ def test_out_takes_several_results():
     assert indices.tolist() == [1, 0]
 
 
+def test_out_takes_the_results_of_mode():
+    """A composite of torch's that asks for the device's type."""
+    numbers = torch.tensor([[1, 2, 2, 3], [4, 4, 5, 6]])
+    values, places = torch.empty(0, dtype=torch.long, device="sim"), torch.empty(0, dtype=torch.long, device="sim")
+    torch.mode(numbers.to("sim"), 1, out=(values, places))
+    assert values.tolist() == [2, 4]
+    assert places.tolist() == torch.mode(numbers, 1).indices.tolist()
+
+
 def test_out_writes_through_a_view():
     base = torch.zeros(2, 3, device="sim")
     torch.mul(torch.ones(3, device="sim"), 4, out=base[1])

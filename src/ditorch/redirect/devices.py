@@ -35,7 +35,10 @@ def _methods(patches: Patches, device_type: str) -> None:
     def target(device: Any) -> Any:
         if device_type == "cpu" or device is None:
             return torch.device(device_type)
-        return torch.device(device_type, device) if isinstance(device, int) else device
+        where = torch.device(device_type, device) if isinstance(device, int) else torch.device(device)
+        if where.type not in ("cuda", device_type):
+            raise RuntimeError(f"cuda() takes a cuda device, not {where}: use to({str(where)!r}).")
+        return where
 
     def cuda(
         self: torch.Tensor,

@@ -75,6 +75,8 @@ class _Sharing:
     @property
     def share(self) -> Any:
         def _share_cuda_(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+            if not storage.is_cuda:
+                raise RuntimeError(f"_share_cuda_: only available on CUDA, and this storage is on {storage.device}")
             index = storage.device.index or 0
             if storage.nbytes() == 0:
                 return (index, None, 0, 0, b"", 0, b"", False)

@@ -66,6 +66,7 @@ def apply(patches: Patches, backend: Backend) -> None:
                 _replace(patches, module, inner, new, replaced)
     _replace_copies(patches, replaced)
     _tell_dynamo(patches, replaced)
+    _list_types(patches, replaced)
     tensors.patch_type_names(patches, target)
     streams.patch_handles(patches, target)
     profiling.patch_profiler(patches, target)
@@ -84,6 +85,12 @@ def _tell_dynamo(patches: Patches, replaced: dict[int, Any]) -> None:
     for new in [replaced[id(original)] for original in constants if id(original) in replaced]:
         constants[new] = None
         patches.on_undo(functools.partial(constants.pop, new, None))
+
+
+def _list_types(patches: Patches, replaced: dict[int, Any]) -> None:
+    for name in ("_tensor_classes", "_storage_classes"):
+        types = {replaced.get(id(kind), kind) for kind in getattr(torch, name)}
+        patches.assign(torch, name, types, "torch.load and others go through all types")
 
 
 def _patch_bindings(patches: Patches) -> None:

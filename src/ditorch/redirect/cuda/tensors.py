@@ -61,26 +61,27 @@ class _StorageType(type(torch.FloatStorage)):  # type: ignore[misc]
     """The type of torch.cuda.FloatStorage and its kin: they make storages of one dtype on the device."""
 
     target: Target
-    dtype: torch.dtype
+    _dtype: torch.dtype  # `dtype` warns, as everything about typed storages does
 
     def __instancecheck__(cls, it: object) -> bool:
         return (
             isinstance(it, torch.storage.TypedStorage)
-            and it.dtype is cls.dtype
+            and it.dtype is cls._dtype
             and it.device.type in ("cuda", cls.target.type)
         )
 
     def __call__(cls, *args: Any, device: Any = None, **options: Any) -> Any:
         if "wrap_storage" in options:
-            return torch.storage.TypedStorage(*args, dtype=cls.dtype, **options)
-        return torch.storage.TypedStorage(*args, dtype=cls.dtype, device=cls.target.device(device), **options)
+            return torch.storage.TypedStorage(*args, dtype=cls._dtype, **options)
+        return torch.storage.TypedStorage(*args, dtype=cls._dtype, device=cls.target.device(device), **options)
 
 
 def names(target: Target) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for prefix, dtype in _DTYPES.items():
         made[f"{prefix}Tensor"] = _tensor_type(target, f"{prefix}Tensor", dtype, torch.strided)
-        made[f"{prefix}Storage"] = _StorageType(f"{prefix}Storage", (), {"target": target, "dtype": dtype})
+        storage = f"{prefix}Storage"
+        made[storage] = _StorageType(storage, (getattr(torch.cuda, storage),), {"target": target})
     return made
 
 
@@ -144,7 +145,7 @@ class _DefaultType:
             self._original(kind)
             self.reset()
         else:
-            torch.set_default_dtype(asked.dtype)  # refuses what is not floating-point
+            self._original(f"torch.{asked.__name__}")  # refuses what is not floating-point; warns, as ever
             torch.set_default_device(self._target.device())
             self._make_constructor(asked)
             self._on_device = True

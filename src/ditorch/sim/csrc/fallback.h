@@ -21,6 +21,7 @@ struct Signature {
   bool may_grow = false;              // the kernel may give written arguments new memory: out= and resize_
   bool takes_host_tensors = false;    // the few operators whose arguments may lie on the CPU
   bool takes_host_indices = false;    // the few whose lists of indices may
+  bool asks_for_gradients = false;    // the kernel computes more where an argument requires a gradient
   bool product = false;               // DITORCH_SIM_16BIT concerns it
   bool mixes_dtypes = false;          // takes 16-bit and float32 tensors at once
 
@@ -35,6 +36,7 @@ struct Signature {
         "aten::_nested_view_from_buffer", "aten::_nested_view_from_buffer_copy", "aten::_nested_from_padded"};
     takes_host_tensors = mixed.count(schema.name()) != 0;
     takes_host_indices = indexed.count(schema.name()) != 0;
+    asks_for_gradients = schema.name() == "aten::_sparse_mm_reduce_impl";
     product = is_product(schema.name());
     mixes_dtypes = is_attention(schema.name());
     const auto& arguments = schema.arguments();
@@ -137,7 +139,10 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
       const bool may_be_on_host = signature.takes_host_indices && argument.isList();
       for_each_tensor(argument, [&](const Tensor& tensor) {
         narrow |= is_narrow(tensor.scalar_type());
-        return device.add(tensor, may_be_on_host) ? aliases.to_host(tensor) : tensor;
+        if (!device.add(tensor, may_be_on_host)) return tensor;
+        const auto alias = aliases.to_host(tensor);
+        if (C10_UNLIKELY(signature.asks_for_gradients)) alias.set_requires_grad(tensor.requires_grad());
+        return alias;
       });
     }
   }
@@ -242,6 +247,14 @@ inline void register_host_kernels(torch::Library& library, KeyPair keys) {
     const auto full_name = c10::toString(name);
     library.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(op->schema(), keys.host)));
   }
+}
+
+// A composite operator that asks which device it is on, and knows no others: the device gets the CPU's.
+inline void register_host_kernel(torch::Library& library, const char* name, const char* overload) {
+  const auto op = c10::Dispatcher::singleton().findSchema({std::string("aten::") + name, overload});
+  if (!op) return;  // in a release to come
+  const auto full_name = c10::toString(op->operator_name());
+  library.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(op->schema(), DispatchKey::CPU)));
 }
 
 // For operators that come into being later (other libraries' custom ops); without a CPU kernel they are refused.

@@ -238,6 +238,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&recorded<&convolution_backward>>());
   register_recorded(m, "_lazy_clone", lazy_clone);
   m.impl("histc", torch::CppFunction::makeFromBoxedFunction<&recorded<&histc>>());
+  register_host_kernel(m, "mode", "values");
+  for (const char* overload : {"", "periodic", "beta"}) register_host_kernel(m, "kaiser_window", overload);
   register_host_kernels(m, kDense);
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
