@@ -63,6 +63,7 @@ class WorkerProcess:
     def __init__(self, recipe: Recipe, limits: Limits, log: Path, stopped: threading.Event) -> None:
         self._limits = limits
         self._stopped = stopped
+        self._stopping = threading.Lock()
         self._log = open(log, "wb+")  # noqa: SIM115 - closed by stop()
         lifeline, self._lifeline = os.pipe()
         root = str(Path(__file__).parents[1])
@@ -99,8 +100,11 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """Ends it and whatever its cases have started. Calling it twice does nothing."""
-        if self._log.closed:
-            return
+        with self._stopping:  # Ctrl-C pressed twice: the thread that waits for an answer stops it, and the runner does
+            if not self._log.closed:
+                self._stop()
+
+    def _stop(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         os.close(self._lifeline)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 
@@ -16,7 +18,7 @@ from ditorch_conformance import engines
 from ditorch_conformance import journal as journals
 from ditorch_conformance.errors import ConformanceError
 from ditorch_conformance.journal import Journal
-from ditorch_conformance.process import Limits
+from ditorch_conformance.process import Limits, WorkerProcess
 from ditorch_conformance.results import Case
 from ditorch_conformance.runner import run
 from ditorch_conformance.selection import Selection
@@ -198,6 +200,32 @@ def test_only_wanted_cases_run(checkout, tmp_path, recipes):
     assert set(results_of(source, out, recipes, wanted=Selection("TestTwo.*b"))) == {"test_b"}
     with pytest.raises(ConformanceError, match="holds a run with other options"):
         Journal(out, {"source": "elsewhere"})
+
+
+def test_a_worker_is_stopped_once_by_two_threads(checkout, tmp_path, recipes, monkeypatch):
+    """Ctrl-C pressed twice: the second one finds the first one's thread at it."""
+    source = checkout(test_one="import unittest\nclass TestOne(unittest.TestCase):\n    def test_a(self): pass\n")
+    worker = WorkerProcess(recipes(source)[0][1], Limits(), tmp_path / "log", threading.Event())
+    both, kill, failures = threading.Barrier(2), os.killpg, []
+
+    def killpg(*args):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)
+        kill(*args)
+
+    def stop():
+        try:
+            worker.stop()
+        except OSError as error:
+            failures.append(error)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    threads = [threading.Thread(target=stop) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
 
 
 def test_one_case_in_so_many_is_the_same_on_every_device():
