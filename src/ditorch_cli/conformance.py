@@ -48,6 +48,12 @@ def _run_options(command: Command) -> Command:
     for option in reversed(
         (
             click.option(
+                "--one-in",
+                default=1,
+                type=click.IntRange(1),
+                help="Only one case in so many, the same on every device.",
+            ),
+            click.option(
                 "--jobs", "-j", default=1, type=click.IntRange(1), show_default=True, help="Workers side by side."
             ),
             click.option(
@@ -90,7 +96,7 @@ def _device_option(what: str) -> Callable[[Command], Command]:
 @click.option("--samples", default=0, type=click.IntRange(0), help="At most so many inputs of each.  [default: all]")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: ops_DEVICE]")
 @_run_options
-def ops(device: str, ops: str, dtypes: str, samples: int, out: Path | None, **rest: Any) -> None:
+def ops(device: str, ops: str, dtypes: str, samples: int, out: Path | None, one_in: int, **rest: Any) -> None:
     """Check every op, module and optimizer of torch's own lists, in every dtype, on many inputs.
 
     Is it there, is it right, forward and backward, in place, with out=, on empty inputs …: docs/conformance.md. The
@@ -100,8 +106,9 @@ def ops(device: str, ops: str, dtypes: str, samples: int, out: Path | None, **re
     folder = out or Path(f"ops_{device}")
     chosen = op_matrix.choice(ops, dtypes, samples)
     recipes = [(op_matrix.FILE, op_matrix.recipe(device, chosen, run_variables()))]
-    options = {"kind": "ops", "device": device, **chosen}
-    _run(recipes, folder, options, shard_cases=op_matrix.SHARD_CASES, **rest)
+    wanted = Selection(one_in=one_in)
+    options = {"kind": "ops", "device": device, **chosen, **wanted.options()}
+    _run(recipes, folder, options, wanted=wanted, shard_cases=op_matrix.SHARD_CASES, **rest)
 
 
 @conformance.command()
@@ -109,7 +116,6 @@ def ops(device: str, ops: str, dtypes: str, samples: int, out: Path | None, **re
 @_device_option("Which of torch's classes run.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: conformance_DEVICE]")
 @click.option("-k", "pattern", default="*", help="Only cases whose Class.name fits this pattern.")
-@click.option("--one-in", default=1, type=click.IntRange(1), help="Only one case in so many, the same on every device.")
 @_run_options
 @click.argument("files", nargs=-1)
 def pytorch(
@@ -201,12 +207,13 @@ def report(
 ) -> None:
     """Sum up RESULTS: a run's folder, also of one under way, or a CSV, or the reference's published archive."""
     table, compared = tables.read(results), tables.read(baseline) if baseline else None
+    already = known.read(known_file) if known_file else known.Known()
     if html is not None:
         tables.put(html, page.page(table))
     if markdown:
-        click.echo(summary.markdown(table, compared))
+        click.echo(summary.markdown(table, compared, already))
     else:
-        _tell(table, compared, known.read(known_file) if known_file else known.Known(), as_json)
+        _tell(table, compared, already, as_json)
 
 
 @conformance.command()
@@ -243,7 +250,7 @@ def profile(results: tuple[Path, ...], chip: str, out: Path) -> None:
 
 def _tell(table: tables.Table, baseline: tables.Table | None, already: known.Known, as_json: bool) -> None:
     if as_json:
-        told = summary.as_dictionary(table, baseline)
+        told = summary.as_dictionary(table, baseline, already)
         told["news"] = [str(result.case) for result in already.news(table.results)]
         click.echo(json.dumps(told, indent=1))
     else:

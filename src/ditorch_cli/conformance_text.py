@@ -37,10 +37,15 @@ def show_summary(table: Table, baseline: Table | None, known: Known) -> None:
     if table.never_run:
         console.print(f"{len(table.never_run):,} cases were not reached; the same command runs them.")
     if baseline is not None:
-        agreed = summary.agreement(table.results, baseline.results)
+        agreed = summary.agreement(table.results, baseline.results, known)
+        told = (
+            f"; without {agreed.known:,} known failures {100 * agreed.share_without_known:.2f} %"
+            if agreed.known
+            else ""
+        )
         console.print(
             f"Of {agreed.run:,} cases that pass in {escape(baseline.title)} and run here, {agreed.passed:,} pass "
-            f"({100 * agreed.share:.2f} %)."
+            f"({100 * agreed.share:.2f} %{told})."
         )
     _show_causes(table, console)
     _show_known(table, known, console)

@@ -8,7 +8,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ditorch_conformance.ops import recipe as op_matrix
-from ditorch_conformance.results import CRASH, ERROR, FAILURE, FLAKY, Case, Result, dtype_of, without_advice
+from ditorch_conformance.results import (
+    CRASH,
+    ERROR,
+    FAILURE,
+    FLAKY,
+    Case,
+    Result,
+    dtype_of,
+    is_of_device,
+    without_advice,
+)
 
 _MAX_MESSAGE = 160
 
@@ -135,4 +145,6 @@ def reproducer(case: Case) -> str:
     """A command that shows the failure; of PyTorch's tests, to be run in its folder `test`."""
     if case.file == op_matrix.FILE:
         return f"ditorch conformance ops --ops {case.classname} --dtypes {case.name} --out reproducer"
+    if is_of_device(case) and case.classname.endswith("CPU"):
+        return f"PYTORCH_TESTING_DEVICE_ONLY_FOR=cpu python {case.file} {case.classname}.{case.name}"
     return f"PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda ditorch run {case.file} {case.classname}.{case.name}"

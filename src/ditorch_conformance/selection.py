@@ -27,7 +27,8 @@ class Selection:
 
     def options(self) -> dict[str, Any]:
         """As a run's journal keeps them."""
-        return {"wanted": self.pattern, **({"one_in": self.one_in} if self.one_in > 1 else {})}
+        given = {"wanted": (self.pattern, "*"), "one_in": (self.one_in, 1)}
+        return {name: value for name, (value, default) in given.items() if value != default}
 
     def _takes(self, case: Case) -> bool:
         if not fnmatch.fnmatch(f"{case.classname}.{case.name}", self.pattern):

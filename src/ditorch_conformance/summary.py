@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ditorch_conformance.causes import group
+from ditorch_conformance.known import Known
 from ditorch_conformance.results import (
     CRASH,
     ERROR,
@@ -38,14 +39,19 @@ _STATUSES = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of the cases that pass on the CPU: how many run here, and how many of these pass."""
+    """Of the cases that pass on the CPU: how many run here, how many of these pass, and fail for known reasons."""
 
     run: int
     passed: int
+    known: int = 0
 
     @property
     def share(self) -> float:
         return self.passed / self.run if self.run else 1.0
+
+    @property
+    def share_without_known(self) -> float:
+        return self.passed / (self.run - self.known) if self.run > self.known else 1.0
 
 
 def counts(results: Iterable[Result], key: Callable[[Result], str]) -> dict[str, Counter[str]]:
@@ -92,14 +98,16 @@ def matrix(results: Iterable[Result]) -> dict[str, dict[str, Counter[str]]]:
     return found
 
 
-def agreement(results: Iterable[Result], baseline: Iterable[Result]) -> Agreement:
+def agreement(results: Iterable[Result], baseline: Iterable[Result], known: Known | None = None) -> Agreement:
     """Cases that this device skips by name (`@onlyCPU`) do not count, and neither do those that fail on the CPU."""
     passing = {portable(result.case) for result in baseline if result.status in PASSING}
     here = [result for result in results if result.status != SKIPPED and portable(result.case) in passing]
-    return Agreement(len(here), sum(result.status in PASSING for result in here))
+    passed = sum(result.status in PASSING for result in here)
+    expected = sum(result.is_failing and known.reason(result.case) is not None for result in here) if known else 0
+    return Agreement(len(here), passed, expected)
 
 
-def as_dictionary(table: Table, baseline: Table | None = None) -> dict[str, Any]:
+def as_dictionary(table: Table, baseline: Table | None = None, known: Known | None = None) -> dict[str, Any]:
     """Everything, for JSON (schema ditorch.conformance/1)."""
     results = table.results
     found: dict[str, Any] = {
@@ -115,24 +123,24 @@ def as_dictionary(table: Table, baseline: Table | None = None) -> dict[str, Any]
         "causes": [cause.as_dictionary() for cause in group(results)],
     }
     if baseline is not None:
-        agreed = agreement(results, baseline.results)
-        found["baseline"] = {"title": baseline.title, "run": agreed.run, "passed": agreed.passed, "share": agreed.share}
+        agreed = agreement(results, baseline.results, known)
+        found["baseline"] = {"title": baseline.title, **vars(agreed), "share": agreed.share}
     return found
 
 
-def markdown(table: Table, baseline: Table | None = None) -> str:
+def markdown(table: Table, baseline: Table | None = None, known: Known | None = None) -> str:
     """The table by file, as the docs have it."""
     head = ["file", "cases", "passed", "failed", "flaky", "skipped"]
     files, of_baseline = by_file(table.results), {}
     if baseline is not None:
-        head += ["pass on the CPU and run here", "of them pass"]
+        head += ["pass on the CPU and run here", "of them pass", "known not to", "share without these"]
         of_baseline = {file: [r for r in baseline.results if r.case.file == file] for file in files}
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for file, counted in sorted(files.items()):
         mine = [result for result in table.results if result.case.file == file]
-        lines.append(_line(file, counted, agreement(mine, of_baseline[file]) if baseline else None))
+        lines.append(_line(file, counted, agreement(mine, of_baseline[file], known) if baseline else None))
     whole = Counter(result.status for result in table.results)
-    lines.append(_line("all", whole, agreement(table.results, baseline.results) if baseline else None))
+    lines.append(_line("all", whole, agreement(table.results, baseline.results, known) if baseline else None))
     return "\n".join(lines)
 
 
@@ -142,4 +150,5 @@ def _line(name: str, counted: Counter[str], agreed: Agreement | None) -> str:
     values += [f"{counted['flaky']:,}", f"{counted['skipped']:,}"]
     if agreed is not None:
         values += [f"{agreed.run:,}", f"{agreed.passed:,} ({100 * agreed.share:.2f} %)"]
+        values += [f"{agreed.known:,}", f"{100 * agreed.share_without_known:.2f} %"]
     return f"| {' | '.join(values)} |"

@@ -196,6 +196,8 @@ def test_failures_are_grouped_by_cause():
     assert found[0].smallest.case.name == "test_b_cuda_int64"  # the quickest
     assert (found[0].dtypes, found[0].ops) == ({"float16": 1, "int64": 1}, {"foo": 2})
     assert found[0].as_dictionary()["reproducer"].endswith("ditorch run test_thing.py TestThingCUDA.test_b_cuda_int64")
+    on_cpu = causes.reproducer(Case("test_thing.py", "TestThingCPU", "test_b_cpu"))
+    assert on_cpu == "PYTORCH_TESTING_DEVICE_ONLY_FOR=cpu python test_thing.py TestThingCPU.test_b_cpu"
 
 
 def test_only_news_fail_and_what_is_known_is_written(tmp_path):
@@ -233,7 +235,12 @@ def test_the_share_of_what_passes_on_the_cpu():
     agreed = summary.agreement(here, baseline)
     assert (agreed.run, agreed.passed, agreed.share) == (2, 1, 0.5)
     text = summary.markdown(tables.Table("x", here), tables.Table("cpu", baseline))
-    assert "| test_thing.py | 4 | 1 | 2 | 0 | 1 | 2 | 1 (50.00 %) |" in text
+    assert "| test_thing.py | 4 | 1 | 2 | 0 | 1 | 2 | 1 (50.00 %) | 0 | 50.00 % |" in text
+    expected = known.Known(
+        [known.Pattern("*test_b_*", "CUDA's own words"), known.Pattern("*test_d_*", "so on the CPU")]
+    )
+    agreed = summary.agreement(here, baseline, expected)
+    assert (agreed.run, agreed.passed, agreed.known, agreed.share_without_known) == (2, 1, 1, 1.0)
 
 
 def test_the_page_escapes_what_results_say(table):

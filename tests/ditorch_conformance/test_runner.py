@@ -137,11 +137,11 @@ def children_left(mark):
         time.sleep(0.1)
 
 
-def results_of(source, out, recipes, tries=2, wanted="*"):
+def results_of(source, out, recipes, tries=2, wanted=None):
     out.mkdir(exist_ok=True)
     journal = Journal(out, {"source": str(source)})
     try:
-        run(recipes(source), engines.local(1, Limits(20), out), journal, tries=tries, wanted=wanted)
+        run(recipes(source), engines.local(1, Limits(20), out), journal, tries=tries, wanted=wanted or Selection())
     finally:
         journal.close()
     return {result.case.name: result for result in journals.read(out).results()}
