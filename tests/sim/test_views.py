@@ -119,6 +119,11 @@ def test_resize_keeps_what_fits_and_gives_new_room():
     assert tensor.fill_(1).sum().item() == 5
 
 
+def test_a_tensor_of_any_device_can_let_go_of_its_memory():
+    tensor = torch.ones(3, device="sim:1").set_()
+    assert (tensor.numel(), str(tensor.device)) == (0, "sim:1")
+
+
 def test_out_takes_the_results_shape():
     out = torch.empty(0, device="sim")
     assert torch.add(torch.ones(3, device="sim"), 1, out=out) is out

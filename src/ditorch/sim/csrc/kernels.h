@@ -140,6 +140,7 @@ inline Tensor& set_storage_view(Tensor& tensor, c10::Storage storage, c10::SymIn
 inline Tensor& set_storage(Tensor& tensor, c10::Storage storage) { return at::native::set_(tensor, std::move(storage)); }
 inline Tensor& set_tensor(Tensor& tensor, const Tensor& source) { return at::native::set_tensor_(tensor, source); }
 inline Tensor& set_nothing(Tensor& tensor) {
+  c10::DeviceGuard guard(tensor.device());  // memory is made on the current one
   c10::Storage none(c10::Storage::use_byte_size_t(), 0, device_memory(), /*resizable=*/true);
   return at::native::set_storage_cpu_(tensor, std::move(none), 0, {0}, {});
 }
