@@ -2,15 +2,20 @@
 // rules. Compiled when it is first needed (compiled.py), so it includes nothing.
 //
 // A tensor is gone over in strips of at most 512 elements (native/csrc/digest_layout.h has the same): whole rows, several, or
-// parts of one. A block takes 32 strips; each of its threads sums up the elements of its places with the weights of their
-// strips, and then with the weight of the place. The block that is the last to finish one of a tensor puts its pieces
-// together, always in the same order: so a tensor has the same digest wherever it stands in the table.
+// parts of one. A block takes up to 128 strips. The elements of 4 strips times the weights of these strips are a product of
+// matrices, for which the device has units of its own (`multiply_add`): a warp has 64 places of the strips, so that each of
+// its lanes holds 8 places of one strip when it loads, and one weight of each of the 8 places in the end, when it is weighed
+// with the place's own. The block that is the last to finish one of a tensor puts its pieces together, always in the same
+// order: so a tensor has the same digest wherever it stands in the table.
 
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
 
 #define THREADS 256
-#define STRIPS 32        // of a block
+#define WARPS 8          // of a block
+#define MAX_STRIPS 128   // of a block
+#define PLACES 8         // of a lane
+#define LANES 4          // of a warp that have the same places: one for each strip, and for each of the four numbers
 #define FEW_ROWS 8       // below, the strips of a block are those of one row, where rows are cut
 #define STRIP 512        // elements
 #define PERIOD 16        // places of the last dimension after which its weights repeat but for a turn
@@ -44,36 +49,32 @@ struct Layout {
     uint64 cut_dimension; // counted from the last; 0: the last one is cut
     uint64 stride;        // elements of one outer place
     uint64 outer_count, outer_dimensions;  // places and dimensions before it
+    uint64 strips;        // of a block
     uint64 blocks, dimensions;
     uint64 sizes[1];      // as many as dimensions
 };
 
 enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, INT64, INT32, INT16, INT8, UINT8 };
 
+// A digest while it is summed up; each word of it on its own.
 struct Digest {
-    double sum, square, smallest, largest;
-    double sketch[SKETCH];
+    double sum, square, sketch[SKETCH], smallest, largest;
     uint64 nan, infinite, bits, bits_by_place;
 };
 
-__device__ void clear(Digest& digest) {
-    digest.sum = digest.square = 0;
-    digest.smallest = __longlong_as_double(0x7FF0000000000000LL);
-    digest.largest = -digest.smallest;
-    for (int number = 0; number < SKETCH; number++) digest.sketch[number] = 0;
-    digest.nan = digest.infinite = digest.bits = digest.bits_by_place = 0;
+#define WORDS (8 + SKETCH)
+#define SMALLEST (2 + SKETCH)
+#define LARGEST (3 + SKETCH)
+
+__device__ uint64 nothing(int word) {
+    return word == SMALLEST ? 0x7FF0000000000000ULL : word == LARGEST ? 0xFFF0000000000000ULL : 0;
 }
 
-__device__ void add(Digest& digest, const Digest& other) {
-    digest.sum += other.sum;
-    digest.square += other.square;
-    digest.smallest = fmin(digest.smallest, other.smallest);
-    digest.largest = fmax(digest.largest, other.largest);
-    for (int number = 0; number < SKETCH; number++) digest.sketch[number] += other.sketch[number];
-    digest.nan += other.nan;
-    digest.infinite += other.infinite;
-    digest.bits += other.bits;
-    digest.bits_by_place += other.bits_by_place;
+__device__ uint64 added(int word, uint64 one, uint64 other) {
+    if (word > LARGEST) return one + other;
+    const double first = __longlong_as_double(one), second = __longlong_as_double(other);
+    const double both = word == SMALLEST ? fmin(first, second) : word == LARGEST ? fmax(first, second) : first + second;
+    return __double_as_longlong(both);
 }
 
 // ---- one element -----------------------------------------------------------------------------------------------
@@ -133,7 +134,8 @@ __device__ Complex times(Complex one, Complex other) {
     return {one.real * other.real - one.imaginary * other.imaginary, one.real * other.imaginary + one.imaginary * other.real};
 }
 
-__device__ Complex at_angle(uint32 angle) {  // in 2**-32 turns
+// In 2**-32 turns. Long, so it is there once.
+__device__ __noinline__ Complex at_angle(uint32 angle) {
     Complex found;
     sincospi((double)angle / 2147483648.0, &found.imaginary, &found.real);
     return found;
@@ -152,11 +154,13 @@ __device__ uint32 turn(int number, uint64 dimension) {
 }
 
 // Of a place in these dimensions, the last of which is counted first.
-__device__ uint32 angle_of(const Layout* layout, int number, uint64 place, uint64 first, uint64 end) {
+__device__ __noinline__ uint32 angle_of(const Layout* layout, int number, uint64 place, uint64 first, uint64 end) {
     uint32 angle = 0;
     for (uint64 at = end; at > first && place; at--) {
-        angle += (uint32)(place % layout->sizes[at - 1]) * turn(number, layout->dimensions - at);
-        place /= layout->sizes[at - 1];
+        const uint64 size = layout->sizes[at - 1];
+        const uint64 above = (place | size) >> 32 ? place / size : (uint32)place / (uint32)size;  // which takes a tenth
+        angle += (uint32)(place - above * size) * turn(number, layout->dimensions - at);
+        place = above;
     }
     return angle;
 }
@@ -166,9 +170,9 @@ __device__ uint32 angle_of(const Layout* layout, int number, uint64 place, uint6
 struct Strips {
     int count;
     bool cuts_last, is_one_row;            // the strips are those of one row; else of one place in several rows
-    uint64 starts[STRIPS];                 // in the tensor
-    uint32 lengths[STRIPS];
-    double weights[STRIPS][2 * NUMBERS + 1];  // and where they stand, for a moment
+    uint64 starts[MAX_STRIPS];                 // in the tensor
+    uint32 lengths[MAX_STRIPS];
+    double weights[MAX_STRIPS][2 * NUMBERS + 1];  // and where they stand, for a moment
     Complex common[NUMBERS];               // of the last dimension; if it is one row, of the others
     double common_ramp;
 };
@@ -177,25 +181,28 @@ struct Strips {
 __device__ void find(Strips& strips, const Layout* layout, uint64 block) {
     const bool cuts_last = layout->cut && layout->cut_dimension == 0, is_one_row = cuts_last && layout->outer_count < FEW_ROWS;
     const uint64 cuts = layout->cuts, rows = layout->outer_count;
-    const uint64 in_one = is_one_row ? cuts : cuts_last ? rows : rows * cuts, blocks_of_one = (in_one + STRIPS - 1) / STRIPS;
-    const uint64 outside = cuts_last ? block / blocks_of_one : 0, first = block % blocks_of_one * STRIPS;
+    const uint64 in_one = is_one_row ? cuts : cuts_last ? rows : rows * cuts, of_block = layout->strips;
+    const uint64 blocks_of_one = (in_one + of_block - 1) / of_block;
+    const uint64 outside = cuts_last ? block / blocks_of_one : 0, first = block % blocks_of_one * of_block;
     if (threadIdx.x == 0) {
-        strips.count = (int)(in_one - first < STRIPS ? in_one - first : STRIPS);
+        strips.count = (int)(in_one - first < of_block ? in_one - first : of_block);
         strips.cuts_last = cuts_last;
         strips.is_one_row = is_one_row;
         strips.common_ramp = is_one_row ? ((double)outside - 0.5 * ((double)layout->rows - 1)) / (double)layout->rows
             : cuts_last ? ((double)(outside * layout->cut_places) - 0.5 * ((double)layout->columns - 1)) / (double)layout->columns : 0;
     }
+    __syncthreads();
     if (threadIdx.x < NUMBERS) {
         const int number = threadIdx.x;
         const uint32 angle = is_one_row ? angle_of(layout, number, outside, 0, layout->outer_dimensions)
             : cuts_last ? (uint32)(outside * (layout->cut_places / PERIOD)) * turn(number, 0) : 0;
         strips.common[number] = at_angle(angle);
     }
-    if (threadIdx.x < STRIPS * NUMBERS && first + threadIdx.x / NUMBERS < in_one) {
-        const int strip = threadIdx.x / NUMBERS, number = threadIdx.x % NUMBERS;
-        const uint64 at = first + strip;
-        const uint64 row = is_one_row ? outside : cuts_last ? at : at / cuts, part = is_one_row ? at : cuts_last ? outside : at % cuts;
+    for (int at = threadIdx.x; at < strips.count * NUMBERS; at += THREADS) {
+        const int strip = at / NUMBERS, number = at % NUMBERS;
+        const uint64 here = first + strip;
+        const uint64 row = is_one_row ? outside : cuts_last ? here : here / cuts;
+        const uint64 part = is_one_row ? here : cuts_last ? outside : here % cuts;
         const uint64 offset = part * layout->width, start = row * layout->stride + offset;
         uint32 angle = is_one_row ? 0 : angle_of(layout, number, row, 0, layout->outer_dimensions);
         if (layout->cut && (is_one_row || !cuts_last))
@@ -214,103 +221,205 @@ __device__ void find(Strips& strips, const Layout* layout, uint64 block) {
     }
 }
 
-// The sums of one place over all strips, with the weights of these.
-struct Sums {
-    double weighted[2 * NUMBERS], sum, ramp;
+// ---- elements times weights ----------------------------------------------------------------------------------------
+
+// What a lane has of 8 x 8 sums, of places (by lane / LANES) and weights (two, by lane % LANES).
+struct Pair {
+    double first, second;
 };
 
+// Adds a product. `element`: of place lane / LANES in strip lane % LANES. `weight`: the lane / LANES th of that strip.
+__device__ void multiply_add(Pair& sums, double element, double weight) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+d"(sums.first), "+d"(sums.second) : "d"(element), "d"(weight));
+#else
+    const int lane = threadIdx.x % 32, of_place = lane - lane % LANES, of_weight = lane % LANES * 2 * LANES;
+    for (int strip = 0; strip < LANES; strip++) {
+        const double factor = __shfl_sync(~0u, element, of_place + strip);
+        sums.first += factor * __shfl_sync(~0u, weight, of_weight + strip);
+        sums.second += factor * __shfl_sync(~0u, weight, of_weight + LANES + strip);
+    }
+#endif
+}
+
+// What a lane has found: of all its strips, and of each of its places.
+struct Found {
+    Pair weighted[PLACES];  // of number lane % LANES
+    double sums[PLACES];    // of strips lane % LANES
+    double ramp;            // the sum with the strips' places in the ramp
+    double square, smallest, largest;
+    uint32 nan, infinite;
+    uint64 bits, bits_by_place;
+};
+
+template <int size>
+struct alignas(size) Vector {
+    uint64 words[size / 8];
+};
+
+// The lane's places of one strip. `inside`: how many of them there are.
+template <typename Raw>
+__device__ void load(const Raw* from, int inside, Raw* raw) {
+    typedef Vector<PLACES * sizeof(Raw) < 16 ? 8 : 16> Several;
+    if (inside == PLACES && (uint64)from % sizeof(Several) == 0) {
+#pragma unroll
+        for (int part = 0; part < PLACES * sizeof(Raw) / sizeof(Several); part++)
+            ((Several*)raw)[part] = ((const Several*)from)[part];
+    } else {
+#pragma unroll
+        for (int place = 0; place < PLACES; place++) raw[place] = place < inside ? from[place] : (Raw)0;
+    }
+}
+
 template <int kind>
-__device__ void over_strips(const Strips& strips, uint64 pointer, uint32 place, Sums& sums, Digest& digest) {
+__device__ void go_over(const Strips& strips, uint64 pointer, Found& found) {
     typedef Element<kind> Of;
-    const int together = 8;  // loaded before anything is computed: so the memory is not waited for again and again
-    const typename Of::Raw* elements = (const typename Of::Raw*)pointer;
-    typename Of::Value smallest = (typename Of::Value)digest.smallest, largest = (typename Of::Value)digest.largest;
-    for (int line = 0; line < 2 * NUMBERS; line++) sums.weighted[line] = 0;
-    sums.sum = sums.ramp = 0;
-    for (int first = 0; first < strips.count; first += together) {
-        typename Of::Raw raw[together];
+    typedef typename Of::Raw Raw;
+    typedef typename Of::Value Value;
+    const int together = sizeof(Raw) >= 4 ? 8 / sizeof(Raw) : 4;  // loaded at a time: memory is waited for less often
+    const int lane = threadIdx.x % 32, column = lane / LANES;
+    const int first = threadIdx.x / 32 * (32 / LANES * PLACES) + column * PLACES;
+    const Raw* elements = (const Raw*)pointer;
+    Value smallest = (Value)found.smallest, largest = (Value)found.largest;
+    for (int group = 0; group < strips.count; group += LANES * together) {
+        alignas(16) Raw raw[together][PLACES];
+        int inside[together];
 #pragma unroll
         for (int number = 0; number < together; number++) {
-            const int strip = first + number;
-            const bool is_inside = strip < strips.count && place < strips.lengths[strip];
-            raw[number] = is_inside ? elements[strips.starts[strip] + place] : (typename Of::Raw)0;
+            const int strip = group + number * LANES + lane % LANES;
+            const int left = strip < strips.count ? (int)strips.lengths[strip] - first : 0;
+            inside[number] = left < 0 ? 0 : left < PLACES ? left : PLACES;
+            load(elements + (inside[number] ? strips.starts[strip] + first : 0), inside[number], raw[number]);
         }
 #pragma unroll
         for (int number = 0; number < together; number++) {
-            const int strip = first + number;
-            const bool is_inside = strip < strips.count && place < strips.lengths[strip];
-            const int known = is_inside ? strip : 0;
-            const typename Of::Value value = Of::value(raw[number]);
-            const bool is_nan = value != value, is_finite = value - value == 0;
-            const double finite = is_finite ? (double)value : 0;
-            const uint64 bits = Of::bits(raw[number], value);
-            digest.bits += bits;
-            digest.bits_by_place += bits * (strips.starts[known] + place);
-            digest.nan += is_nan;
-            digest.infinite += !is_nan && !is_finite;
-            digest.square += finite * finite;
-            sums.sum += finite;
-            sums.ramp += finite * strips.weights[known][2 * NUMBERS];
+            const int strip = group + number * LANES + lane % LANES;
+            const bool is_there = strip < strips.count;
+            const double weight = is_there ? strips.weights[strip][column] : 0;
+            const double place_in_ramp = is_there ? strips.weights[strip][2 * NUMBERS] : 0;
+            uint64 bits = 0, by_place = 0;
+            bool is_usual = inside[number] == PLACES;
 #pragma unroll
-            for (int line = 0; line < 2 * NUMBERS; line++) sums.weighted[line] += finite * strips.weights[known][line];
-            smallest = is_inside && is_finite && value < smallest ? value : smallest;
-            largest = is_inside && is_finite && value > largest ? value : largest;
+            for (int place = 0; place < PLACES; place++) {
+                const Value value = Of::value(raw[number][place]);
+                is_usual = is_usual && value - value == 0;
+            }
+#pragma unroll
+            for (int place = 0; place < PLACES; place++) {
+                const Value value = Of::value(raw[number][place]);
+                const bool is_finite = is_usual || value - value == 0;
+                const double finite = is_finite ? (double)value : 0;
+                const uint64 own = Of::bits(raw[number][place], value);
+                bits += own;
+                by_place += own * place;
+                found.square += finite * finite;
+                multiply_add(found.weighted[place], finite, weight);
+                found.sums[place] += finite;
+                found.ramp += finite * place_in_ramp;
+                if (is_usual || place < inside[number] && is_finite) {
+                    smallest = value < smallest ? value : smallest;
+                    largest = value > largest ? value : largest;
+                } else if (!is_finite) {
+                    found.nan += value != value;
+                    found.infinite += value == value;
+                }
+            }
+            found.bits += bits;
+            if (inside[number]) found.bits_by_place += by_place + bits * (strips.starts[strip] + first);
         }
     }
+    found.smallest = smallest;
+    found.largest = largest;
+}
+
+// ---- a block's digest ----------------------------------------------------------------------------------------------
+
+__device__ void add_complex(Complex& to, Complex found) {
+    to.real += found.real;
+    to.imaginary += found.imaginary;
+}
+
+// Of the lanes whose numbers differ in these bits, for all of them.
+__device__ double sum_of_lanes(double value, int first, int end) {
+    for (int bit = first; bit < end; bit *= 2) value += __shfl_xor_sync(~0u, value, bit);
+    return value;
+}
+
+__device__ uint64 count_of_lanes(uint64 value) {
+    for (int bit = 1; bit < 32; bit *= 2) value += __shfl_xor_sync(~0u, value, bit);
+    return value;
+}
+
+// Weighs what a warp's lanes have found with the weights of their places, and adds it up.
+__device__ void weigh(const Strips& strips, const Layout* layout, const Found& found, Digest& digest) {
+    const int lane = threadIdx.x % 32, number = lane % LANES;
+    const uint32 first = threadIdx.x / 32 * (32 / LANES * PLACES) + lane / LANES * PLACES;
+    const uint32 width = (uint32)layout->width, columns = strips.cuts_last ? width : (uint32)layout->columns;
+    const Complex common = strips.common[number];
+    const double middle = strips.cuts_last ? 0 : 0.5 * ((double)layout->columns - 1);
+    Complex all = {0, 0}, of_last = {0, 0}, of_others = {0, 0};
+    double sum = 0, along_columns = 0, along_rows = 0;
+#pragma unroll
+    for (int at = 0; at < PLACES; at++) {
+        const uint32 place = first + at, row = place / columns, column = place - row * columns;
+        const double of_place = sum_of_lanes(found.sums[at], 1, LANES);
+        if (place >= width) continue;
+        Complex given = {found.weighted[at].first, found.weighted[at].second};
+        if (row) given = times(given, at_angle(angle_of(layout, number, row, layout->outer_dimensions, layout->dimensions - 1)));
+        const Complex own = at_angle(hashed(column % PERIOD, 100 + number) + column / PERIOD * turn(number, 0));
+        const Complex weighted = times(given, own), last = times(own, common);
+        add_complex(all, times(weighted, common));
+        add_complex(of_last, strips.is_one_row ? weighted : Complex{of_place * last.real, of_place * last.imaginary});
+        add_complex(of_others, strips.is_one_row ? Complex{of_place * common.real, of_place * common.imaginary} : given);
+        const double outside = strips.common_ramp * of_place;
+        along_columns += ((double)column - middle) / (double)layout->columns * of_place + (strips.is_one_row ? 0 : outside);
+        along_rows += (double)row / (double)layout->rows * of_place + (strips.is_one_row ? outside : 0);
+        sum += of_place;
+    }
+    double* sketch = digest.sketch;
+    const double parts[] = {all.real, all.imaginary, of_last.real, of_last.imaginary, of_others.real, of_others.imaginary};
+#pragma unroll
+    for (int part = 0; part < 6; part++) {
+        const double together = sum_of_lanes(parts[part], LANES, 32);
+        const int kind = part / 2, before = kind == 0 ? 0 : kind == 1 ? 2 * NUMBERS : 2 * NUMBERS + 2 * PROFILES;
+        if (lane < (kind ? PROFILES : NUMBERS)) sketch[before + 2 * number + part % 2] = together;
+    }
+    const double ramp = sum_of_lanes(found.ramp, 1, 32);
+    along_columns = sum_of_lanes(along_columns, LANES, 32) + (strips.is_one_row ? ramp : 0);
+    along_rows = sum_of_lanes(along_rows, LANES, 32) + (strips.is_one_row ? 0 : ramp);
+    sum = sum_of_lanes(sum, LANES, 32);
+    const double square = sum_of_lanes(found.square, 1, 32);
+    double smallest = found.smallest, largest = found.largest;
+    for (int bit = 1; bit < 32; bit *= 2) {
+        smallest = fmin(smallest, __shfl_xor_sync(~0u, smallest, bit));
+        largest = fmax(largest, __shfl_xor_sync(~0u, largest, bit));
+    }
+    const uint64 nan = count_of_lanes(found.nan), infinite = count_of_lanes(found.infinite);
+    const uint64 bits = count_of_lanes(found.bits), bits_by_place = count_of_lanes(found.bits_by_place);
+    if (lane) return;
+    sketch[SKETCH - 2] = along_columns;
+    sketch[SKETCH - 1] = along_rows;
+    digest.sum = sum;
+    digest.square = square;
     digest.smallest = smallest;
     digest.largest = largest;
+    digest.nan = nan;
+    digest.infinite = infinite;
+    digest.bits = bits;
+    digest.bits_by_place = bits_by_place;
 }
 
-__device__ void add_complex(double* to, Complex found) {
-    to[0] += found.real;
-    to[1] += found.imaginary;
-}
-
-// Adds the sums of one place, with its weights.
-__device__ void weigh(const Strips& strips, const Layout* layout, uint32 place, const Sums& sums, Digest& digest) {
-    const uint64 column = strips.cuts_last ? place : place % layout->columns, row = strips.cuts_last ? 0 : place / layout->columns;
-    double *of_last = digest.sketch + 2 * NUMBERS, *of_others = of_last + 2 * PROFILES, *moments = of_others + 2 * PROFILES;
-    for (int number = 0; number < NUMBERS; number++) {
-        const Complex own = at_angle(hashed((uint32)(column % PERIOD), 100 + number) + (uint32)(column / PERIOD) * turn(number, 0));
-        Complex given = {sums.weighted[2 * number], sums.weighted[2 * number + 1]};
-        const Complex common = strips.common[number];
-        if (row) given = times(given, at_angle(angle_of(layout, number, row, layout->outer_dimensions, layout->dimensions - 1)));
-        add_complex(digest.sketch + 2 * number, times(times(given, own), common));
-        if (number >= PROFILES) continue;
-        if (strips.is_one_row) {
-            add_complex(of_last + 2 * number, times(given, own));
-            add_complex(of_others + 2 * number, {sums.sum * common.real, sums.sum * common.imaginary});
-        } else {
-            const Complex last = times(own, common);
-            add_complex(of_last + 2 * number, {sums.sum * last.real, sums.sum * last.imaginary});
-            add_complex(of_others + 2 * number, given);
-        }
+// The sum of the warps' digests, in the first of them.
+__device__ void together(Digest* of_warps) {
+    __syncthreads();
+    const int word = threadIdx.x;
+    if (word < WORDS) {
+        uint64 sum = nothing(word);
+        for (int warp = 0; warp < WARPS; warp++) sum = added(word, sum, ((const uint64*)&of_warps[warp])[word]);
+        ((uint64*)of_warps)[word] = sum;
     }
-    const double middle = strips.cuts_last ? 0 : 0.5 * ((double)layout->columns - 1);
-    const double common = strips.common_ramp * sums.sum;
-    moments[0] += ((double)column - middle) / (double)layout->columns * sums.sum + (strips.is_one_row ? sums.ramp : common);
-    moments[1] += (double)row / (double)layout->rows * sums.sum + (strips.is_one_row ? common : sums.ramp);
-    digest.sum += sums.sum;
-}
-
-template <int kind>
-__device__ void piece(const Strips& strips, const Layout* layout, uint64 pointer, Digest& digest) {
-    const uint32 width = (uint32)(layout->width < layout->length ? layout->width : layout->length);
-    for (uint32 place = threadIdx.x; place < width; place += THREADS) {
-        Sums sums;
-        over_strips<kind>(strips, pointer, place, sums, digest);
-        weigh(strips, layout, place, sums, digest);
-    }
-}
-
-// Of all threads of the block, for thread 0.
-__device__ void together(Digest* of_threads, Digest& digest) {
-    for (int half = THREADS / 2; half; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x >= half && threadIdx.x < 2 * half) of_threads[threadIdx.x - half] = digest;
-        __syncthreads();
-        if (threadIdx.x < half) add(digest, of_threads[threadIdx.x]);
-    }
+    __syncthreads();
 }
 
 // As lines() of digest.py has it: elements, NaN, infinities, checksum, min, max, mean, std, norm, sketch.
@@ -333,8 +442,8 @@ __device__ void write(const Digest& digest, uint64 length, uint64* line) {
     for (int number = 0; number < SKETCH; number++) numbers[5 + number] = digest.sketch[number];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) digest_tensors(const __grid_constant__ Table table) {
-    __shared__ Digest of_threads[THREADS / 2];
+extern "C" __global__ void __launch_bounds__(THREADS, 2) digest_tensors(const __grid_constant__ Table table) {
+    __shared__ Digest of_warps[WARPS];
     __shared__ Strips strips;
     __shared__ bool is_last;
     int low = 0, high = (int)table.count - 1;  // the last tensor that begins at this block or before
@@ -346,12 +455,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) digest_tensors(const __gri
     const uint64 pointer = table.pointers[number];
     const Layout* layout = (const Layout*)table.items[number].layout;
     const uint32 first_block = table.items[number].first_block;
-    Digest digest;
-    clear(digest);
+    Found found = {};
+    found.smallest = __longlong_as_double(nothing(SMALLEST));
+    found.largest = __longlong_as_double(nothing(LARGEST));
+    const int warp = threadIdx.x / 32, word = threadIdx.x % 32;
     if (layout->length) {
         find(strips, layout, blockIdx.x - first_block);
         __syncthreads();
-#define CASE(KIND) case KIND: piece<KIND>(strips, layout, pointer, digest); break;
+#define CASE(KIND) case KIND: go_over<KIND>(strips, pointer, found); break;
         switch (table.items[number].kind) {
             CASE(FLOAT32)
             CASE(BFLOAT16)
@@ -363,30 +474,40 @@ extern "C" __global__ void __launch_bounds__(THREADS) digest_tensors(const __gri
             CASE(INT64)
             CASE(INT32)
         }
+        weigh(strips, layout, found, of_warps[warp]);
+    } else if (word < WORDS) {
+        ((uint64*)&of_warps[warp])[word] = nothing(word);
     }
-    together(of_threads, digest);
+    together(of_warps);
 
     uint64* line = (uint64*)table.lines + LINE * (uint64)number;
     const uint32 blocks = (uint32)layout->blocks;
     if (blocks == 1) {
-        if (threadIdx.x == 0) write(digest, layout->length, line);
+        if (threadIdx.x == 0) write(of_warps[0], layout->length, line);
         return;
     }
-    Digest* pieces = (Digest*)table.pieces + first_block;
+    uint64* pieces = (uint64*)table.pieces + (uint64)first_block * WORDS;
     uint32* finished = (uint32*)table.finished + number;
-    if (threadIdx.x == 0) {
-        pieces[blockIdx.x - first_block] = digest;
+    if (threadIdx.x < WORDS) {
+        pieces[(blockIdx.x - first_block) * WORDS + threadIdx.x] = ((const uint64*)of_warps)[threadIdx.x];
         __threadfence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
         is_last = atomicAdd(finished, 1u) == blocks - 1;
         __threadfence();
     }
     __syncthreads();
     if (!is_last) return;
-    clear(digest);
-    for (uint32 block = threadIdx.x; block < blocks; block += THREADS) add(digest, pieces[block]);
-    together(of_threads, digest);
+    if (word < WORDS) {
+        uint64 sum = nothing(word);
+#pragma unroll 8
+        for (uint32 block = warp; block < blocks; block += WARPS) sum = added(word, sum, pieces[block * WORDS + word]);
+        ((uint64*)&of_warps[warp])[word] = sum;
+    }
+    together(of_warps);
     if (threadIdx.x == 0) {
-        write(digest, layout->length, line);
+        write(of_warps[0], layout->length, line);
         *finished = 0;
     }
 }

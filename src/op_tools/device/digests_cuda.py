@@ -22,7 +22,8 @@ from op_tools.device.tensor_groups import KINDS, MAX_TENSORS, TensorGroup, plain
 # as in digest.cu
 _THREADS = 256
 _STRIP = 512  # elements
-_STRIPS = 32  # of a block
+_STRIPS = (128, 64, 32, 16)  # of a block
+_ENOUGH_BLOCKS = 264  # for a large device; fewer strips in each where there are not as many
 _FEW_ROWS = 8
 _DIGEST_SIZE = 8 * (8 + SKETCH)
 _HEAD = 4  # numbers before the pointers
@@ -46,12 +47,14 @@ def _strips(shape: Shape) -> list[int]:
         width *= places
         cuts = -(-cut // width)
     rows = length // stride if length else 0
+    strips = next((count for count in _STRIPS if rows * cuts >= _ENOUGH_BLOCKS * count), _STRIPS[-1])
     if cut and not dimension:  # the last one: strips of one row, or of one place in several rows
-        blocks = rows * -(-cuts // _STRIPS) if rows < _FEW_ROWS else cuts * -(-rows // _STRIPS)
+        blocks = rows * -(-cuts // strips) if rows < _FEW_ROWS else cuts * -(-rows // strips)
     else:
-        blocks = -(-rows * cuts // _STRIPS)
+        blocks = -(-rows * cuts // strips)
     of_tensor = [length, columns, length // columns if columns else 0]
-    return [*of_tensor, width, cut, cuts, places, dimension, stride, rows, left, max(blocks, 1), len(shape), *shape]
+    of_strips = [width, cut, cuts, places, dimension, stride, rows, left]
+    return [*of_tensor, *of_strips, strips, max(blocks, 1), len(shape), *shape]
 
 
 class _Group:
