@@ -181,7 +181,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     return [
         (number, variant.name, chip, reference, options.device, options.dumps)
         for number, program in enumerate(architectures.ALL)
-        if (program.name in options.only if options.only else options.half in (program.half, "both"))
+        if (program.name in options.only if options.only else options.half in (program.half, "all"))
         for chip in options.chips
         for reference in options.reference
         for variant in VARIANTS
@@ -259,7 +259,7 @@ def details(runs: list[Run], left: list[Job], most: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="sim")
-    parser.add_argument("--half", choices=("tuned", "held-out", "both"), default="held-out")
+    parser.add_argument("--half", choices=("tuned", "held-out", "fresh", "all"), default="held-out")
     parser.add_argument("--only", nargs="*", help="programs, by name")
     parser.add_argument("--variants", nargs="*", default=[one.name for one in VARIANTS])
     parser.add_argument("--chips", nargs="*", choices=tuple(CHIPS), default=list(CHIPS))

@@ -221,18 +221,10 @@ class Waves(nn.Module):
 
 PROGRAMS = (
     Program("capsules", "tuned", Capsules, lambda: [normal(3, 1, 10, 10), whole(4, 3)]),
-    # both change what they read: run again by checkpointing, they are no longer what they were; and only the simulator
-    # has the factors of a matrix in bfloat16
-    Program(
-        "bounded weights",
-        "tuned",
-        Bounded,
-        lambda: [normal(6, 8), whole(2, 6, 8).float()],
-        ("checkpointed", "bfloat16"),
-    ),
+    Program("bounded weights", "tuned", Bounded, lambda: [normal(6, 8), whole(2, 6, 8).float()]),
     Program("spectra", "tuned", Spectra, lambda: [normal(4, 48), whole(3, 4)]),
     Program("warped pictures", "tuned", Warped, lambda: [normal(3, 3, 8, 8), whole(6, 3)]),
-    Program("eight bits", "tuned", Quantized, lambda: [normal(12, 16), whole(4, 12)], ("checkpointed",)),
+    Program("eight bits", "tuned", Quantized, lambda: [normal(12, 16), whole(4, 12)]),
     Program("messages", "tuned", Messages, lambda: [normal(12, 6), whole(12, 2, 40)]),
     Program("experts with room", "held-out", Capacity, lambda: [normal(20, 12), whole(8, 20)]),
     Program("volumes", "held-out", Volumes, lambda: [normal(2, 1, 4, 6, 6), whole(2, 2, 4, 6, 6)]),

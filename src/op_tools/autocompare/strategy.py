@@ -10,6 +10,7 @@ import functools
 import math
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Callable, Union
 
 import torch
@@ -19,8 +20,10 @@ from op_tools.autocompare import foreach_lists, views
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.identities.proof import Provable
+from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.observed import ObservedCall, hollow_like
 from op_tools.autocompare.prefilter.deferred import DeferredComparisons, free_memory
+from op_tools.autocompare.recomputed import CheckpointedCall
 from op_tools.autocompare.reference import tf32
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.report import Outcome
@@ -46,10 +49,13 @@ Pending = Union["PendingCall", "PendingProof", KeptByWorker]  # a call that wait
 class CallInProgress:
     """State that cannot be recovered after the op ran: copies of what it may change, versions, autocast, tf32."""
 
-    __slots__ = ("_is_tf32", "_name", "_policy", "_versions", "before", "given", "live", "works_in_place")
+    __slots__ = (
+        "_is_tf32", "_name", "_policy", "_versions", "before", "checkpointed", "given", "live", "works_in_place",
+    )  # fmt: skip
 
     def __init__(self, call: OpCall) -> None:
         name = self._name = call.name
+        self.checkpointed: CheckpointedCall | None = None
         self.live = Arguments(call.args, call.kwargs)
         self.given: Arguments | None = None  # copies that the reference is given
         self.before: Arguments | None = None  # copies on the device, where those are elsewhere and the device looks
@@ -114,6 +120,18 @@ class Strategy:
     def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
         """In backward, with the gradients at the call's edge."""
         raise NotImplementedError
+
+    def stopped_inside(self, call: OpCall, state: CallInProgress, first: Pending) -> Pending | None:
+        """Checkpointing ends a second pass once it has the last tensor that autograd needs, inside of a call.
+
+        What waits for the call's gradients then; `first`: what did since its first pass.
+        """
+        if catalogue.has(call.name, Trait.VIEW):
+            return first  # its gradient depends on no values
+        if not isinstance(first, PendingCall):
+            self._deliver(call, Outcome(Comparison(skipped="checkpointing has ended its second pass inside of it")))
+            return None
+        return first.with_arguments(state.given or (state.live if self.on_device else state.live.copied()))
 
     def parameters_will_change(self) -> None:
         """Decides what waits and may have to look at parameters again."""
@@ -248,6 +266,12 @@ class PendingCall:
             return None
         return call
 
+    def with_arguments(self, given: Arguments) -> PendingCall | None:
+        """The same call, in place of this one, for which it is taken that it was given these."""
+        call, size = self._call, self._size
+        self.taken()
+        return None if call is None else self._calls.add(replace(call, given=given), size, None)
+
     def __del__(self) -> None:
         if self._size:
             self._calls.free(self._size)
@@ -318,9 +342,12 @@ def _chosen(name: str, active: torch.dtype) -> torch.dtype | None:
     return autocast_policy.dtype_by_policy(name, active)
 
 
+_CUT_TO_TF32 = (torch.float32, torch.complex64)
+
+
 def _is_tf32(name: str, tensors: Iterable[Tensor]) -> bool:
     """True where the device may take tf32 for this call, or what its vendor has in place of it (HF32 …)."""
-    if not any(tensor.dtype is torch.float32 and not tensor.is_cpu for tensor in tensors):
+    if not any(tensor.dtype in _CUT_TO_TF32 and not tensor.is_cpu for tensor in tensors):
         return False
     if catalogue.has(name, Trait.MATRIX | Trait.MULTIPLIES) and tf32.in_products():
         return True

@@ -25,6 +25,7 @@ from op_tools.autocompare.judging.limits import DEVICE_ALONE_SLACK, Tolerances
 from op_tools.autocompare.on_device import OnDevice
 from op_tools.autocompare.on_host import OnHost
 from op_tools.autocompare.prefilter import first_look
+from op_tools.autocompare.recomputed import CheckpointedCall, CheckpointedCalls
 from op_tools.autocompare.reference import runs
 from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy, wants_gradients
 from op_tools.autocompare.turns import Turns, UntilCovered
@@ -48,7 +49,10 @@ _MAX_KNOWN_CALLS = 200_000  # distinct calls that are remembered
 _MAX_COMPARED_LIST = 8  # an optimizer's lists of tensors: the first and the last tell enough
 
 
-class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Pending, SecondRun]]):
+Kept = Union[Pending, SecondRun]  # what waits for the gradients of a call
+
+
+class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, CheckpointedCall]]):
     """Compares inputs, outputs and gradients of every op call with those of a reference.
 
     `reference`: "cpu", "device" (the same device in higher precision), "device,cpu" (the CPU confirms) or "identities"
@@ -112,6 +116,7 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Pending, 
         self._report = report.Report(csv, most_rows if self.verbose >= 2 else 0)
         self.summary = self._report.summary
         self._known: set[Any] = set()
+        self._checkpointed = CheckpointedCalls()
         self._strategy = self._chosen_strategy(reference, count, limit)
         if self._fail:
             atexit.register(self._fail_at_exit)
@@ -184,27 +189,36 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Pending, 
     # -- one call -----------------------------------------------------------------------------------------------------
 
     def before(self, call: OpCall) -> CallInProgress | SecondRun | None:
-        if (self._once and self._is_known(call)) or catalogue.has(call.name, Trait.EMPTY):
+        checkpointed = self._checkpointed.find(call)
+        is_second = checkpointed is not None and checkpointed.kept is not None  # pass of a call that is compared
+        if catalogue.has(call.name, Trait.EMPTY) or not (self._is_wanted(call) or is_second):
             return None
-        if self._turns is not None and not self._turns.takes(call):
-            return None
-        if random_ops.may_be_random(call.name) and random_ops.drops_inside(call.name, call.args, call.kwargs):
-            return SecondRun(call)
-        return self._strategy.before(call)
+        drops = random_ops.may_be_random(call.name) and random_ops.drops_inside(call.name, call.args, call.kwargs)
+        state = SecondRun(call) if drops else self._strategy.before(call)
+        state.checkpointed = checkpointed
+        if checkpointed is not None:
+            checkpointed.begun = state
+        return state
 
-    def after(self, call: OpCall, state: CallInProgress | SecondRun | None) -> Pending | SecondRun | None:
+    def _is_wanted(self, call: OpCall) -> bool:
+        """Whether it is this call's turn."""
+        return not (self._once and self._is_known(call)) and (self._turns is None or self._turns.takes(call))
+
+    def after(self, call: OpCall, state: CallInProgress | SecondRun | None) -> Kept | CheckpointedCall | None:
         if state is None:
             return None
         left_out = self._strategy.gradients_left_out
-        pending = (
-            self._after_dropout(call, state) if isinstance(state, SecondRun) else self._strategy.after(call, state)
-        )
+        kept = self._after_dropout(call, state) if isinstance(state, SecondRun) else self._strategy.after(call, state)
         is_whole = self._strategy.gradients_left_out == left_out
         if self._turns is not None:
             self._turns.done(call, is_whole)
         elif not is_whole:
             self._turns = Turns(call.step + 1)
-        return pending
+        checkpointed = state.checkpointed
+        if checkpointed is None or kept is None:
+            return kept
+        checkpointed.kept, checkpointed.begun = kept, None
+        return checkpointed
 
     def _after_dropout(self, call: OpCall, second: SecondRun) -> SecondRun | None:
         self.summary.drops_inside(call.name)
@@ -213,12 +227,19 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Pending, 
         second.kept = self._strategy.after(second.call, in_progress)
         return None if second.kept is None else second
 
-    def flowed(self, call: OpCall, state: Pending | SecondRun, gradients: Gradients) -> None:
-        if isinstance(state, SecondRun):
-            gradients = state.gradients(gradients.outputs)
-            self._strategy.flowed(call, state.kept, gradients)
-        else:
-            self._strategy.flowed(call, state, gradients)
+    def flowed(self, call: OpCall, state: Kept | CheckpointedCall, gradients: Gradients) -> None:
+        kept = self._of_last_pass(call, state) if isinstance(state, CheckpointedCall) else state
+        if isinstance(kept, SecondRun):
+            self._strategy.flowed(call, kept.kept, kept.gradients(gradients.outputs))
+        elif kept is not None:
+            self._strategy.flowed(call, kept, gradients)
+
+    def _of_last_pass(self, call: OpCall, checkpointed: CheckpointedCall) -> Kept | None:
+        begun, checkpointed.begun = checkpointed.begun, None
+        kept: Kept | None = checkpointed.kept
+        if isinstance(begun, CallInProgress) and kept is not None and not isinstance(kept, SecondRun):
+            kept = checkpointed.kept = self._strategy.stopped_inside(call, begun, kept)
+        return kept
 
     def parameters_will_change(self) -> None:
         self._strategy.parameters_will_change()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.judging import random_ops
+from op_tools.autocompare.recomputed import CheckpointedCall
 from op_tools.autocompare.reference import shield
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
@@ -28,7 +29,7 @@ _ALMOST_NEVER = 1e-30
 class SecondRun:
     """The call without its dropout, which has run again. `kept`: what a strategy keeps of it until gradients flow."""
 
-    __slots__ = ("_leaves", "_outputs", "call", "kept")
+    __slots__ = ("_leaves", "_outputs", "call", "checkpointed", "kept")
 
     def __init__(self, call: OpCall) -> None:
         leaves: dict[int, Tensor] = {}
@@ -40,6 +41,7 @@ class SecondRun:
         given = Arguments(call.args, call.kwargs).mapped(as_leaf)
         self.call = call.with_arguments(*random_ops.with_rate(call.name, given.args, given.kwargs, 0.0))
         self._leaves = given.tensors
+        self.checkpointed: CheckpointedCall | None = None
         self.kept: Any = None
 
     def run(self, graph: bool) -> None:

@@ -28,7 +28,7 @@ class Trait(enum.Flag):
     CONVOLUTION = enum.auto()  # the same, in the library for convolutions and recurrent layers
     MULTIPLIES = enum.auto()  # no product by itself, but made of some, or its gradient is
     ADDS = enum.auto()  # sums of products of its inputs: of absolute values, it gives the size of what was added up
-    STEPS = enum.auto()  # works from one time step to the next
+    STEPS = enum.auto()  # works from one time step, or one reflection, to the next
     POWERS = enum.auto()  # products of products: errors grow with their number
     NORM = enum.auto()  # rounded once in the end, with no constant of low precision: a factor shows below one unit
     ROUGH = enum.auto()  # sums of its gradients may be kept in 16 bits
@@ -79,7 +79,7 @@ _IMPLIED = {
     Trait.PERHAPS_VIEW: Trait.VIEW | Trait.EXACT,
     Trait.VIEW: Trait.EXACT,
     Trait.MOVES_DATA: Trait.EXACT,
-    Trait.STEPS: Trait.MATRIX | Trait.CONVOLUTION,
+    Trait.STEPS: Trait.MATRIX,
     Trait.NORM: Trait.SUMS,
     Trait.ROUGH: Trait.NORM | Trait.SUMS,
     Trait.ELEMENTWISE: Trait.POINTWISE,
@@ -154,8 +154,8 @@ _OF_OPS = {
         nanmean nansum native_batch_norm scatter_add sum sum_to_size tensordot trace unfold vdot __matmul__
         __rmatmul__""",
     Trait.CONVOLUTION: """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
-        convolution cudnn_convolution""",
-    Trait.STEPS: "gru lstm rnn_relu rnn_tanh",
+        convolution cudnn_convolution gru lstm rnn_relu rnn_tanh""",
+    Trait.STEPS: "gru linalg.householder_product lstm ormqr rnn_relu rnn_tanh",
     Trait.POWERS: "linalg.matrix_exp linalg.matrix_power matrix_exp matrix_power",
     Trait.NORM: "group_norm layer_norm log_softmax native_group_norm native_layer_norm rms_norm softmax",
     Trait.ROUGH: "batch_norm instance_norm native_batch_norm",

@@ -111,6 +111,8 @@ def cut_to_tf32(call: KernelCall) -> Any:
 
 
 def _cut(tensor: Tensor) -> Tensor:
+    if tensor.dtype is torch.complex64:
+        return torch.view_as_complex(_cut(torch.view_as_real(tensor.resolve_conj())))
     if tensor.dtype is not torch.float32:
         return tensor
     whole = tensor.contiguous()

@@ -1,5 +1,5 @@
-"""Results that an op may choose freely: an order nobody asked for, which of several values stays at one place, and what
-becomes of a number that the dtype has no room for.
+"""Results that an op may choose freely: an order nobody asked for, which of several values stays at one place, which of
+several is the most frequent, and what becomes of a number that the dtype has no room for.
 
 torch's documentation promises neither the order of `topk(sorted=False)` and `unique(sorted=False)`, nor which value is
 left where several were written to the same place, nor what -1.0 is as a byte. ties.py is about equal values.
@@ -17,6 +17,7 @@ from op_tools.autocompare.observed import ObservedCall, Value
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.ops.names import normalized
 
+_HALF_A_UNIT = 2.0**-24  # of float32: the gradient of a choice is a copy
 _SORTED = {"topk": 4, "unique": 1, "_unique2": 1}  # where `sorted` stands among the arguments
 
 
@@ -46,6 +47,10 @@ def is_allowed(value: Value, reference: Reference) -> bool:
         if has_free_order(call) and value.part.role == "output":
             check = _is_top if base == "topk" else _is_unique
             return check(call, value, dense(value.expected))
+        if base == "mode" and value.part.role == "output":
+            return _is_as_frequent(call, value, dense(value.expected))
+        if base == "mode" and value.part.role == "gradient":
+            return _goes_to_as_frequent(call, dense(value.got), dense(value.expected))
         if base in _CONVERTS and _is_out_of_range(call, dense(value.got), dense(value.expected)):
             return True
         if base in _WRITTEN and value.part.role != "gradient":
@@ -100,6 +105,37 @@ def _is_unique(call: ObservedCall, value: Value, expected: Tensor) -> bool:
     if dense(value.got).shape == given.shape:
         return torch.equal(values[results[place]], given)
     return torch.equal(results[place], torch.stack([(given == one).sum() for one in values]))
+
+
+# ---- equally frequent ------------------------------------------------------------------------------------------------
+
+
+def _is_as_frequent(call: ObservedCall, value: Value, expected: Tensor) -> bool:
+    """Whether `mode` has chosen another value that comes as often, and its place."""
+    given, dimension = _given_and_dimension(call)
+    values, places, expected = (
+        one if one.dim() == given.dim() else one.unsqueeze(dimension)
+        for one in (*(dense(part) for part in call.result), expected)
+    )
+    if value.part.places[0] == 1:
+        expected = given.gather(dimension, expected)
+    times, most = ((given == one).sum(dimension) for one in (values, expected.to(given.dtype)))
+    return torch.equal(given.gather(dimension, places), values) and torch.equal(times, most)
+
+
+def _goes_to_as_frequent(call: ObservedCall, got: Tensor, expected: Tensor) -> bool:
+    """Whether the gradient of `mode` is the expected one, at the places of values that come as often."""
+    given, dimension = _given_and_dimension(call)
+    lines = given.movedim(dimension, -1)
+    times = (lines.unsqueeze(-1) == lines.unsqueeze(-2)).sum(-1).movedim(-1, dimension)
+    here, there = (times.where(one != 0, 0).amax(dimension) for one in (got, expected))
+    left, right = (one.double().sum(dimension) for one in (got, expected))
+    return torch.equal(here, there) and torch.allclose(left, right, rtol=_HALF_A_UNIT, atol=0)
+
+
+def _given_and_dimension(call: ObservedCall) -> tuple[Tensor, int]:
+    args, kwargs = call.given.args, call.given.kwargs
+    return call.given.tensors[0].detach(), args[1] if len(args) > 1 else kwargs.get("dim", -1)
 
 
 # ---- several values for one place ------------------------------------------------------------------------------------

@@ -75,6 +75,8 @@ def _cut(value: Any) -> Any:
     """The first ten bits of float32; float64 stands for it where a run is in higher precision."""
     if isinstance(value, (list, tuple)):
         return [_cut(one) for one in value]
+    if isinstance(value, Tensor) and value.dtype in (torch.complex64, torch.complex128):
+        return torch.view_as_complex(_cut(torch.view_as_real(value.resolve_conj())))
     if not isinstance(value, Tensor) or value.dtype not in (torch.float32, torch.float64):
         return value
     bits = value.float().contiguous().view(torch.int32) & ~0x1FFF

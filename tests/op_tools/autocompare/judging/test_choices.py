@@ -117,6 +117,22 @@ def test_mode_may_point_to_any_of_the_equal_values(device):
         assert wrong(lambda: x.mode()) == {"mode"}
 
 
+def test_mode_may_choose_any_of_the_most_frequent(device):
+    x = torch.tensor([[3.0, 0, 0, 1, 1], [2, 2, 4, 4, 4]], device=device)
+
+    def chosen(values, places):
+        return lambda x, dim=-1, keepdim=False: (torch.tensor(values).to(x.device), torch.tensor(places).to(x.device))
+
+    with kernel("mode", chosen([1.0, 4.0], [4, 2])):
+        assert wrong(lambda: x.mode()) == set()
+        assert wrong(lambda: x.requires_grad_().mode(-1).values.sum().backward()) == set()
+    x.requires_grad_(False)
+    with kernel("mode", chosen([1.0, 2.0], [4, 0])):  # comes less often
+        assert wrong(lambda: x.mode()) == {"mode"}
+    with kernel("mode", chosen([1.0, 4.0], [1, 2])):  # at another place
+        assert wrong(lambda: x.mode()) == {"mode"}
+
+
 def test_values_that_nobody_has_written_there(device):
     x = torch.randn(6, 8, device=device)
     index = torch.tensor([0, 0, 1, 2, 2, 3], device=device)
@@ -235,6 +251,19 @@ def test_ops_that_change_the_shape_in_place(device, reference):
 
 def as_tf32(x):
     return (x.cpu().contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def test_tf32_of_complex_numbers(device):
+    left, right = (torch.randn(12, 16, 16, dtype=torch.complex64, device=device, requires_grad=True) for _ in range(2))
+    with faults.inject("aten.*: tf32"):
+        run = lambda: torch.einsum("bij,bjk->bik", left, right.conj()).abs().sum().backward()  # noqa: E731
+        assert wrong(run) == {"einsum"}
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            assert wrong(run) == set()
+            assert wrong(run, reference="device") == set()
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def test_tf32_that_the_program_allows(device):

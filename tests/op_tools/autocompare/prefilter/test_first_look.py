@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import op_tools
 from op_tools import native
 from op_tools.autocompare.observed import bytes_taken
 from op_tools.autocompare.prefilter import first_look
@@ -61,3 +62,13 @@ def test_memory_counts_once():
     assert bytes_taken([NUMBERS, NUMBERS[1], NUMBERS.t(), other]) == 4 * (24 + 10)
     assert bytes_taken([other, NUMBERS.to_sparse()]) == 4 * 10
     assert bytes_taken([]) == 0
+
+
+def test_gradients_that_accumulate_are_looked_at_before_they_change(device):
+    """Autograd makes a gradient that flows the parameter's own, and adds the next one to it, unseen."""
+    layer, x = torch.nn.Linear(8, 8).to(device), torch.randn(4, 8, device=device)
+    with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
+        for _ in range(3):
+            layer(x).square().mean().backward()
+    assert not tool.results
+    assert not tool.results.not_looked_at
