@@ -235,7 +235,7 @@ _LOSS = re.compile(r"(_loss|cross_entropy)(_with_logits)?$")
 def _is_exact(call: ObservedCall, ways: Ways) -> bool:
     """Whether there is no rounding, by the op and by what it is given."""
     base = normalized(call.name).base
-    if base in ("abs", "absolute"):
+    if base in ("abs", "absolute", "sgn"):  # of complex numbers: a root, a quotient
         return ways.is_exact and not any(tensor.is_complex() for tensor in call.given.tensors)
     # an embedding that does not renormalize its rows copies them
     return ways.is_exact or (not ways.on_device and not call.changed and base == "embedding")

@@ -222,6 +222,14 @@ def test_the_size_of_a_complex_number_is_rounded(device):
         assert wrong(lambda: x.abs()) == set()
 
 
+def test_the_direction_of_a_complex_number_is_rounded(device):
+    x = torch.randn(64, dtype=torch.complex64, device=device)
+    with kernel("sgn", lambda x: (x.cpu() * (1 / x.cpu().abs())).to(x.device)):
+        assert wrong(lambda: x.sgn()) == set()
+    with kernel("sgn", lambda x: (x.cpu() * (1.001 / x.cpu().abs())).to(x.device)):
+        assert wrong(lambda: x.sgn()) == {"sgn"}
+
+
 # ---- in place, with another shape ------------------------------------------------------------------------------------
 
 
