@@ -93,6 +93,8 @@ def show_difference(found: Difference) -> None:
         f"{len(found.other):,} otherwise changed; {len(found.only_before):,} are only in the first, "
         f"{len(found.only_after):,} only in the second."
     )
+    if not (found.same or found.gained or found.lost or found.other):
+        console.print("They have no case in common: other test files, or one of them ran only the classes for the CPU.")
     _show_changes("gained", found.gained, console)
     _show_changes("lost", found.lost, console)
 

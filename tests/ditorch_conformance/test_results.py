@@ -155,6 +155,12 @@ def test_the_command_compares(published, tmp_path, monkeypatch, capsys):
     assert ended.value.code == 1
     assert "0 gained, 1 lost" in capsys.readouterr().out
 
+    (tmp_path / "other.csv").write_text("file,classname,name,status\ntest_b.py,TestBCUDA,test_x_cuda,passed\n")
+    monkeypatch.setattr("sys.argv", ["ditorch", "conformance", "diff", str(published), str(tmp_path / "other.csv")])
+    with pytest.raises(SystemExit):
+        ditorch_cli.main()
+    assert "They have no case in common" in capsys.readouterr().out
+
 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
