@@ -60,20 +60,28 @@ class Mode:
     """One way to use one tool."""
 
     title: str
-    tool: str  # its class in op_tools
+    tool: str  # its class in op_tools, or in a module of it
     variables: dict[str, str] = field(default_factory=dict)
     needs: str = ""  # a variable that the implementation must know; without it, the mode is not there
     slow: bool = False
 
     def missing(self, op_tools: Any) -> str:
         """Why it cannot be measured; empty where it can."""
-        if not hasattr(op_tools, self.tool):
+        try:
+            self.made(op_tools)
+        except (AttributeError, ImportError):
             return f"there is no op_tools.{self.tool}"
         known = {setting.name for setting in getattr(getattr(op_tools, "settings", None), "ALL", ())}
         return f"it does not know {self.needs}" if self.needs and self.needs not in known else ""
 
+    def made(self, op_tools: Any) -> Any:
+        """Its class."""
+        module, _, name = self.tool.rpartition(".")
+        return getattr(importlib.import_module(f"op_tools.{module}") if module else op_tools, name)
+
 
 MODES = (
+    Mode("TrainingWatch", "watch.TrainingWatch"),
     Mode("OpTimeMeasure", "OpTimeMeasure"),
     Mode("OpObserve", "OpObserve"),
     Mode("OpOverflowCheck", "OpOverflowCheck"),
@@ -432,7 +440,7 @@ def measure_mode(bench: Bench, mode: Mode, level: int, schedule: Schedule, known
         result.problem = f"left out: it would take about {expected:.0f} s (--seconds, --only)"
         return result
     variables = {"OP_TOOLS_VERBOSE": str(level), **mode.variables}
-    return bench.measure(getattr(op_tools, mode.tool), variables, share, result)
+    return bench.measure(mode.made(op_tools), variables, share, result)
 
 
 # ---- another implementation --------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ _TOLD = re.compile(
     r"PYTHON|OMP|MKL|SLURM)_?.*|.*AUTOCOMPARE_ERROR_TOLERANCE.*|.*_OP_DTYPE_CAST_DICT|"
     r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
 )
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|ON_ALERT", re.IGNORECASE)  # webhooks have tokens in them
 
 
 def begun(command: list[str], environment: dict[str, str]) -> dict[str, Any]:

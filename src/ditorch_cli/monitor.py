@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,12 +21,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ditorch_shared import processes
+from ditorch_shared import nvidia_smi, processes
 from ditorch_shared.monitoring import DeviceUsage, Log
 
 SCHEMA = "ditorch.monitor/1"
-_SECONDS = 10  # for NVIDIA's command
-_MIB = 2**20
 
 
 @click.command(name="monitor", context_settings={"allow_interspersed_args": False})
@@ -76,7 +73,7 @@ def _started(arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
 def _watch(log: Log, pid: int, interval: float, child: subprocess.Popen[bytes] | None) -> None:
     try:
         while (usage := processes.usage(pid)) is not None:
-            devices = _device_usage()
+            devices = nvidia_smi.by_process()
             log.add(usage, devices.get(pid, DeviceUsage()))
             for other in processes.family(pid)[1:]:
                 if (usage := processes.usage(other)) is not None:
@@ -95,30 +92,6 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:
         child.wait(seconds)
 
 
-def _device_usage() -> dict[int, DeviceUsage]:
-    """By process, where NVIDIA's command is there and knows them: in a container it may have other numbers."""
-    if shutil.which("nvidia-smi") is None:
-        return {}
-    held: dict[int, int] = {}
-    for pid, mebibytes in _asked("compute-apps", "pid,used_gpu_memory"):
-        if pid.isdigit() and mebibytes.isdigit():
-            held[int(pid)] = held.get(int(pid), 0) + int(mebibytes) * _MIB
-    gpus = [(busy, used) for busy, used in _asked("gpu", "utilization.gpu,memory.used") if (busy + used).isdigit()]
-    used = sum(int(used) for _, used in gpus) * _MIB
-    utilization = max((float(busy) for busy, _ in gpus), default=None)
-    return {pid: DeviceUsage(bytes, None, used, utilization) for pid, bytes in held.items()}
-
-
-def _asked(about: str, what: str) -> list[tuple[str, str]]:
-    query = ["nvidia-smi", f"--query-{about}={what}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = [tuple(cell.strip() for cell in line.split(",")) for line in done.stdout.splitlines()]
-    return [(line[0], line[1]) for line in lines if len(line) == 2]
-
-
 def _finish(log: Log, as_json: bool) -> None:
     rows = log.rows()
     document = {"schema": SCHEMA, "file": str(log.path), "processes": rows}
@@ -135,7 +108,7 @@ def _finish(log: Log, as_json: bool) -> None:
 def table(rows: list[dict[str, Any]]) -> Table:
     """One line for each process."""
     found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    columns = ("rank", "pid", "command", "seconds", "host memory", "CPU", "device memory", "device busy")
+    columns = ("rank", "pid", "command", "seconds", "host memory", "CPU", "device memory", "device busy", "°C")
     for name in columns:
         found.add_column(name, justify="left" if name == "command" else "right", overflow="fold")
     for row in rows:
@@ -149,6 +122,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
             f"{row['cpu_percent']:.0f} %",
             _gigabytes(row["device_memory_peak"]),
             "" if busy is None else f"{busy:.0f} %",
+            "" if row.get("device_temperature_peak") is None else f"{row['device_temperature_peak']:.0f}",
         )
     return found
 

@@ -21,6 +21,7 @@ _MAX_SLOW = 6
 _MIN_SHARE = 0.01  # of the time, to be slow
 _MAX_OTHERS = 5
 _MAX_USAGE = 16
+_MAX_ALERTS = 12
 
 
 def show(summary: Row) -> None:
@@ -45,6 +46,7 @@ def _print(console: Console, summary: Row) -> None:
     console.print(_headline(summary))
     _print_wrong(console, summary["wrong"])
     for title, table in (
+        ("Alerts, the first ones first", _alerts(summary["alerts"])),
         ("Slow: the time of ops", _slow(summary["slow"])),
         ("Memory and CPU: the most that was used, and how busy", _usage(summary["usage"])),
         ("Modules, each given the other run's inputs: its own error", _own_errors(summary["modules"])),
@@ -100,6 +102,9 @@ def _verdict(tool: str, total: Row) -> str:
         return f"{calls} saved: {', '.join(total['files'][:2])}"
     if tool == "Lockstep":
         return f"{total['calls']:,} values of modules: {', '.join(total['files'][:1])}"
+    if tool == "TrainingWatch":
+        alerts = {1: "1 alert"}.get(total["alerts"], f"{total['alerts'] or 'no'} alerts")
+        return f"{alerts} in {total['calls']:,} steps: {', '.join(total['files'][:1])}"
     if tool == "LossLog":
         return f"{total['calls']:,} losses: {', '.join(total['files'][:1])}"
     words = {
@@ -179,6 +184,15 @@ def _short_path(where: str) -> str:
     """Without the working directory."""
     here = os.getcwd() + os.sep
     return where[len(here) :] if where.startswith(here) else where
+
+
+def _alerts(rows: list[Row]) -> Table | None:
+    if not rows:
+        return None
+    shown = rows[:_MAX_ALERTS]
+    cells = [(str(row["step"]), row["rule"], row["text"], _ranges(row["ranks"])) for row in shown]
+    columns = (("step", "right"), ("rule", "left"), ("what", "left"), ("ranks", "left"))
+    return _table(columns, cells, len(rows) - len(shown))
 
 
 def _slow(rows: list[Row]) -> Table | None:

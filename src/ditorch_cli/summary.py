@@ -68,6 +68,7 @@ def of(folder: Path, status: int | None) -> Row:
         "processes": [_without_tools(record) for record in processes],
         "tools": _totals(processes),
         "wrong": _wrong(processes),
+        "alerts": _alerts(processes),
         "slow": _slow(processes),
         "usage": list(_rows(processes, ("ProcessMonitor",))),
         "modules": list(_rows(processes, ("Lockstep",))),
@@ -130,6 +131,15 @@ def _wrong(processes: list[Row]) -> list[Row]:
     compared = _merged(processes, ("OpAutoCompare",), ("op", "what", "where"))
     compared.sort(key=lambda row: -float(row["severity"]))
     return [*overflow, *compared]
+
+
+def _alerts(processes: list[Row]) -> list[Row]:
+    """By step. What several ranks tell of one step is one."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in _rows(processes, ("TrainingWatch",)):
+        known = found.setdefault((row["step"], row["rule"], row["kind"], row["module"]), row)
+        known["ranks"] = sorted({*known["ranks"], *row["ranks"]})
+    return sorted(found.values(), key=lambda row: row["step"])
 
 
 def _slow(processes: list[Row]) -> list[Row]:

@@ -62,6 +62,16 @@ class _InputsFrom(Option):
         return {"OP_TOOLS_INPUTS_FROM": str(folder)}
 
 
+class _Against(Option):
+    def variables(self, value: Any) -> dict[str, str]:
+        if value is None:
+            return {}
+        folder = Path(value).absolute()  # also for children with another working directory
+        if not folder.is_dir():
+            raise click.UsageError(f"--watch-against: {value} does not exist: give the folder of a run.")
+        return {"OP_WATCH_AGAINST": str(folder)}
+
+
 OPTIONS: tuple[Option, ...] = (
     Option(
         "--autocompare",
@@ -109,6 +119,29 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("--monitor", "sample memory and CPU time of every process, and the memory of its devices", None, "monitor"),
     Option("--losses", "note the loss of every backward pass; --capture=statistics does so, too", None, "losses"),
+    Option(
+        "--watch",
+        "keep a few numbers of weights, gradients, optimizer state and activations of every step, and of memory, and "
+        "alert: NaN, a spike, a dead layer",
+        None,
+        "watch",
+    ),
+    Option(
+        "--watch-rules",
+        "other numbers for its rules, or off: spike=12,dead=off",
+        "OP_WATCH_RULES",
+        "watch",
+        "RULES",
+    ),
+    _Against("--watch-against", "alert when the loss parts from that run's", "OP_WATCH_AGAINST", "watch", "RUN"),
+    Option(
+        "--on-alert",
+        "who gets each alert as JSON: a command, on its stdin, or an address, by POST",
+        "OP_WATCH_ON_ALERT",
+        "watch",
+        "COMMAND",
+    ),
+    Option("--watch-to", "who gets the curves as well: tensorboard, wandb", "OP_WATCH_TO", "watch", "NAMES"),
     Option(
         "--modules",
         "keep the inputs, outputs and gradients of these modules, in the first step or in --steps: blocks.*",

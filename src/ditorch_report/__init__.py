@@ -6,6 +6,7 @@ Without torch, so that it is quick, and runs wherever a run's folder was copied 
     call_table.py   one row for each op call, from all of these files
     trace.py        when each call ran: own times, and when the device was idle
     modules.py      flame graph and heat map; ranks.py, memory.py
+    watch.py        curves and alerts of a long run
     wrong_places.py what is wrong, the worst first
     spread.py       the first NaN and what became of it
     sources.py      lines of the program with those around them

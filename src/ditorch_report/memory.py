@@ -13,6 +13,7 @@ _FIGURES = {
     "device_reserved": "device_memory_reserved",
     "cpu": "cpu_percent",
     "device_busy": "device_utilization",
+    "temperature": "device_temperature",
 }
 
 

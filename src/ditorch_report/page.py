@@ -38,6 +38,7 @@ _SCRIPTS = (
     "assets/speed_page.js",
     "assets/nan_page.js",
     "assets/memory_page.js",
+    "assets/watch_page.js",
     "assets/calls_page.js",
     "assets/call_page.js",
     "assets/ranks_page.js",

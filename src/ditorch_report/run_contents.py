@@ -14,6 +14,7 @@ from ditorch_report import (
     spread,
     statistics,
     trace,
+    watch,
     wrong_places,
 )
 from ditorch_report.run_folder import Row, RunFolder
@@ -61,6 +62,8 @@ def of(folder: RunFolder, summary: Row, name: str, pieces: dict[str, Any]) -> Ro
         "captures": captured.read(folder, table, columns.index) or None,
         "sources": sources.contexts(dict.fromkeys([*(row["where"] for row in wrong), *(one.where for one in calls)])),
     }
+    parts["watch"], by_module = watch.read(folder)
+    parts.update(by_module)
     details = list(columns.details()) if any(call.values or call.statistics for call in calls) else []
     parts.update({f"details{number}": piece for number, piece in enumerate(details)})
     for part, content in parts.items():

@@ -17,9 +17,11 @@ _PARTS = {
     "traces": ("op_time_measure_result", "op_elasped_info_*.json"),
     "overflow": ("op_overflow_result", "op_overflow_info_*.csv"),
     "memory": ("process_monitor_result", "process_monitor_result_*.csv"),
+    "watch": ("watch_result", "*/steps.jsonl"),
+    "alerts": ("watch_result", "*/alerts.jsonl"),
     "statistics": ("op_capture_results", "op_capture_statistics_*.pack"),
 }
-_LISTS = frozenset({"wrong", "slow", "usage", "elsewhere", "not_looked_at", "next", "processes"})
+_LISTS = frozenset({"wrong", "alerts", "slow", "usage", "elsewhere", "not_looked_at", "next", "processes"})
 _PID = re.compile(r"pid(\d+)")
 _LONGEST_CELL = 2**24
 
@@ -48,7 +50,7 @@ class RunFolder:
         """It changes when a file does."""
         found = [path for part in _PARTS for path in self.files(part)]
         found += [*sorted((self.path / "processes").glob("*.json")), self.path / "summary.json"]
-        return tuple((one.name, *_size_and_time(one)) for one in found)
+        return tuple((str(one), *_size_and_time(one)) for one in found)
 
 
 def read_json(path: Path) -> Row:

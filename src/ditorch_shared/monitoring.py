@@ -31,6 +31,7 @@ COLUMNS = (
     "device_utilization",
     "host",
     "rank",
+    "device_temperature",
 )
 
 
@@ -41,6 +42,7 @@ class DeviceUsage(NamedTuple):
     reserved: int | None = None  # what its allocator holds
     used: int | None = None  # of all processes
     utilization: float | None = None  # per cent
+    temperature: float | None = None  # of the hottest, in °C
 
 
 class Log:
@@ -66,11 +68,12 @@ class Log:
         percent = 100 * (usage.cpu_seconds - cpu_then) / max(now - then, 1e-3)
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
         host_side = (usage.memory, usage.peak_memory, usage.swapped, usage.threads, round(usage.cpu_seconds, 2))
-        known = ("" if value is None else value for value in device)
+        *known, temperature = ("" if value is None else value for value in device)
         times = (f"{now - usage.started:.7f}", clock, f"{now:.3f}")
         self._sum_up(usage, device, now)
         command = (usage.pid, usage.command)
-        self._append((*times, *command, *host_side, round(percent, 1), *known, socket.gethostname(), usage.rank))
+        place = (socket.gethostname(), usage.rank, temperature)
+        self._append((*times, *command, *host_side, round(percent, 1), *known, *place))
 
     def rows(self) -> list[dict[str, Any]]:
         """For each process what it used at most, and how busy it was from its start to the last sample."""
@@ -93,6 +96,7 @@ class Log:
             "cpu_percent": round(100 * usage.cpu_seconds / max(seconds, 1e-3), 1),
             "device_memory_peak": _larger(before.get("device_memory_peak"), device.memory),
             "device_memory_reserved_peak": _larger(before.get("device_memory_reserved_peak"), device.reserved),
+            "device_temperature_peak": _larger(before.get("device_temperature_peak"), device.temperature),
         }
         known = self._utilization.setdefault(usage.pid, [])
         if device.utilization is not None:
@@ -108,6 +112,6 @@ class Log:
             os.close(descriptor)
 
 
-def _larger(one: int | None, other: int | None) -> int | None:
+def _larger(one: float | None, other: float | None) -> float | None:
     known = [value for value in (one, other) if value is not None]
     return max(known, default=None)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 import weakref
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from torch.nn import Module
 
@@ -23,14 +23,13 @@ from module_tools.comparison import COLUMNS, compared, saved
 from module_tools.fixed_inputs import FixedInputs
 from module_tools.recording import ALL_LAYERS, EXPECTED, REAL, Recorder, layers
 from op_tools import settings
-from op_tools.core import dynamo
+from op_tools.core import module_calls
 from op_tools.core.steps import STEPS
 from op_tools.errors import CaptureError, SettingError
 from op_tools.output import messages, process
 from op_tools.output.results import Results
 
 FOLDER = "modules"
-_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule")
 
 
 class Lockstep(Recorder):
@@ -55,22 +54,22 @@ class Lockstep(Recorder):
         self._names: list[str] = []
         self._chosen: dict[str, bool] = {}
         self._calls: Counter[tuple[str, int]] = Counter()
-        self._depth = 0
-        self._call: Callable[..., Any] | None = None
+        self._is_listening = False
         self._compared: Results | None = None
 
     def start(self) -> Lockstep:
         """Hears of every call of a module from now on."""
-        if self._call is None:
-            self._call = Module.__call__
-            Module.__call__ = _announced(self, Module.__call__)  # type: ignore[method-assign]
+        if not self._is_listening:
+            self._is_listening = True
+            module_calls.listen(self)
         return self
 
     def stop(self) -> None:
         """Torch is as it was; compares, where there is something to compare with."""
-        if self._call is None:
+        if not self._is_listening:
             return
-        Module.__call__, self._call = self._call, None  # type: ignore[method-assign]
+        self._is_listening = False
+        module_calls.leave(self)
         self.remove_hook()
         if self._names and not any(self._chosen.values()):
             named = ", ".join(self._names[:6])
@@ -93,15 +92,25 @@ class Lockstep(Recorder):
         self._calls[name, step] += 1
         return f"{name}@{step}.{number}" if step or number else name
 
-    def called(self, module: Module) -> None:
+    def module_called(self, module: Module, is_outermost: bool) -> None:
         """An outermost module is about to run: it may be one that nobody has seen yet."""
-        if module in self._known:
+        if not is_outermost or module in self._known:
             return
+        try:
+            self._found(module)
+        except Exception as error:  # noqa: BLE001  whatever it is, training goes on
+            text = f"{type(module).__name__} cannot be watched: {messages.in_short(error)}; training goes on"
+            messages.complain_once("lockstep", type(module).__name__, text=text)
+
+    def module_returned(self, module: Module, result: Any) -> None:
+        """Hooks see what it gave."""
+
+    def _found(self, module: Module) -> None:
         if not self._names:
             self._open()
         for each in module.modules():
             self._known.add(each)
-        root = _unwrapped(module)
+        root = module_calls.unwrapped(module)
         kind = type(root).__name__
         self._roots[kind] += 1
         title = kind if self._roots[kind] == 1 else f"{kind}_{self._roots[kind]}"
@@ -146,34 +155,6 @@ def _patterns(text: str) -> list[re.Pattern[str]]:
     if not found:
         raise SettingError("OP_TOOLS_MODULES is empty: name modules, such as blocks.0, or use '.*' for all")
     return found
-
-
-def _unwrapped(module: Module) -> Module:
-    """The program's own module: names are to be the same with and without wrappers."""
-    while type(module).__name__ in _WRAPPERS:
-        inner: Iterator[Module] = module.children()
-        module = next(inner, module)
-    return module
-
-
-def _announced(lockstep: Lockstep, call: Callable[..., Any]) -> Callable[..., Any]:
-    @dynamo.hidden
-    def announced(module: Module, *args: Any, **kwargs: Any) -> Any:
-        if dynamo.is_tracing():
-            return call(module, *args, **kwargs)
-        if lockstep._depth == 0:
-            try:
-                lockstep.called(module)
-            except Exception as error:  # noqa: BLE001  whatever it is, training goes on
-                text = f"{type(module).__name__} cannot be watched: {messages.in_short(error)}; training goes on"
-                messages.complain_once("lockstep", type(module).__name__, text=text)
-        lockstep._depth += 1
-        try:
-            return call(module, *args, **kwargs)
-        finally:
-            lockstep._depth -= 1
-
-    return announced
 
 
 def from_settings() -> Lockstep:

@@ -9,18 +9,15 @@ Values are read half a second later at the earliest, a few at once: reading one 
 
 from __future__ import annotations
 
-import functools
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from op_tools import settings
-from op_tools.core import dynamo, graphs
+from op_tools.core import backward_passes
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS
 from op_tools.output import messages, process
@@ -35,7 +32,7 @@ class LossLog:
 
     def __init__(self, out: Path | None = None) -> None:
         self._out = settings.OUT.get() if out is None else out
-        self._backward: Callable[..., Any] | None = None
+        self._is_listening = False
         self._waiting: list[tuple[int, Tensor]] = []
         self._rows: list[tuple[int, float]] = []
         self._path: Path | None = None
@@ -43,16 +40,16 @@ class LossLog:
 
     def start(self) -> LossLog:
         """Hears of every backward pass of this process from now on."""
-        if self._backward is None:
-            self._backward = torch.autograd.backward
-            torch.autograd.backward = self._heard(torch.autograd.backward)
+        if not self._is_listening:
+            self._is_listening = True
+            backward_passes.listen(self)
         return self
 
     def stop(self) -> None:
         """Torch is as it was."""
-        if self._backward is not None:
-            torch.autograd.backward = self._backward
-            self._backward = None
+        if self._is_listening:
+            self._is_listening = False
+            backward_passes.leave(self)
             with_modes_aside(self._write)
 
     @property
@@ -60,20 +57,12 @@ class LossLog:
         files = [] if self._path is None else [str(self._path)]
         return Results("LossLog", ("step", "loss"), self._rows, len(self._rows), files=files)
 
-    def _heard(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(backward)
-        @dynamo.hidden
-        def heard(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if grad_tensors is None and not dynamo.is_tracing() and not graphs.is_capturing():
-                with_modes_aside(self._note, tensors)
-            return backward(tensors, grad_tensors, *args, **kwargs)
-
-        return heard
-
-    def _note(self, tensors: Any) -> None:
+    def backward_begins(self, tensors: Any, gradients: Any) -> None:
         """A failure of ours never ends a training run."""
+        if gradients is not None:
+            return
         try:
-            for loss in _losses(tensors):
+            for loss in backward_passes.losses_of(tensors):
                 self._waiting.append((STEPS.current, loss))
             if time.monotonic() - self._written >= _SECONDS_BETWEEN:
                 self._write()
@@ -81,6 +70,9 @@ class LossLog:
             self._waiting.clear()
             text = f"a loss could not be noted: {messages.in_short(error)}; training goes on"
             messages.complain_once("losses", text=text)
+
+    def backward_ended(self) -> None:
+        """The loss is known before."""
 
     def _write(self) -> None:
         """Reads the losses that wait, and appends them to the file."""
@@ -102,11 +94,3 @@ class LossLog:
         folder = self._out.absolute() / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         return folder / "{host}-rank{rank}-pid{pid}.jsonl".format(**process.identity())
-
-
-def _losses(tensors: Any) -> Iterator[Tensor]:
-    """Copies: a program may write into a loss later."""
-    for tensor in [tensors] if isinstance(tensors, Tensor) else list(tensors):
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if isinstance(local, Tensor) and local.numel() == 1 and not local.is_complex():
-            yield local.detach().clone()

@@ -1,4 +1,4 @@
-"""ProcessMonitor: memory and CPU time of this process and memory of its devices, sampled by a thread.
+"""ProcessMonitor: memory and CPU time of this process; memory, utilisation and temperature of its devices.
 
     with ProcessMonitor(interval=1.0) as monitor:
         train()
@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from ditorch_shared import processes
+from ditorch_shared import nvidia_smi, processes
 from ditorch_shared.monitoring import DeviceUsage, Log
 from op_tools import settings
 from op_tools.errors import SettingError
@@ -38,7 +39,9 @@ _COLUMNS = (
     "device_memory_peak",
     "device_memory_reserved_peak",
     "device_utilization",
+    "device_temperature_peak",
 )
+_SECONDS_BETWEEN_QUESTIONS = 5.0  # to the vendor's command
 
 
 class ProcessMonitor:
@@ -124,18 +127,43 @@ def _device_usage() -> DeviceUsage:
         reserved = sum(held.values())
     except Exception:  # noqa: BLE001  a device that fails is the program's own business
         return DeviceUsage()
-    used = utilization = None
+    used = None
     with contextlib.suppress(Exception):
         used = sum(total - free for free, total in map(module.mem_get_info, own))
-    if own and module not in _TELL_NO_UTILIZATION:
-        try:
-            utilization = sum(float(module.utilization(index)) for index in own) / len(own)
-        except Exception:  # noqa: BLE001  the module has no such function, or lacks a package for it
-            _TELL_NO_UTILIZATION.add(module)
-    return DeviceUsage(allocated, reserved, used, utilization)
+    busy, heat = (_told_by(module, name, own) for name in ("utilization", "temperature"))
+    if own and (busy is None or heat is None):
+        busy, heat = _told_by_vendor(module, own, busy, heat)
+    return DeviceUsage(allocated, reserved, used, busy, heat)
 
 
-_TELL_NO_UTILIZATION: set[Any] = set()
+_silent: set[tuple[Any, str]] = set()  # modules that lack a function, or a package for it
+
+
+def _told_by(module: Any, name: str, devices: list[int]) -> float | None:
+    """Of the busiest, or hottest, of these."""
+    if not devices or (module, name) in _silent:
+        return None
+    try:
+        return max(float(getattr(module, name)(index)) for index in devices)
+    except Exception:  # noqa: BLE001  each fails in its own way
+        _silent.add((module, name))
+        return None
+
+
+_last_asked: list[tuple[float, float | None, float | None]] = []  # when, how busy, how hot
+
+
+def _told_by_vendor(
+    module: Any, devices: list[int], busy: float | None, heat: float | None
+) -> tuple[float | None, float | None]:
+    """By NVIDIA's command, which takes a moment: it is not asked in every sample."""
+    if torch.version.cuda is None or module is not torch.cuda or not nvidia_smi.is_there():
+        return busy, heat
+    if not _last_asked or time.monotonic() - _last_asked[-1][0] >= _SECONDS_BETWEEN_QUESTIONS:
+        names = tuple(f"GPU-{module.get_device_properties(index).uuid}" for index in devices)
+        _last_asked[:] = [(time.monotonic(), *nvidia_smi.most(nvidia_smi.gpus(names)))]
+    _, known_busy, known_heat = _last_asked[-1]
+    return (known_busy if busy is None else busy), (known_heat if heat is None else heat)
 
 
 def _device_module() -> Any:

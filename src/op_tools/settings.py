@@ -131,6 +131,7 @@ TOOL_NAMES = (
     "monitor",
     "losses",
     "modules",
+    "watch",
 )
 
 
@@ -186,6 +187,75 @@ INPUTS_FROM: Setting[Path | None] = Setting(
 )
 MONITOR_INTERVAL = Setting(
     "OP_TOOLS_MONITOR_INTERVAL", 1.0, _seconds, "seconds between the samples of `ditorch run --monitor`"
+)
+
+# rules of TrainingWatch, with the number that each has by itself; docs/watch.md explains them
+WATCH_RULES = {"nan": 10.0, "spike": 8.0, "norm": 8.0, "dead": 20.0, "parting": 0.05, "ranks": 1.0}
+WATCH_RECEIVERS = ("tensorboard", "wandb")
+Rules = dict[str, float]
+
+
+def _rules(text: str) -> Rules:
+    """`spike=12,dead=off`: the others stay as they are."""
+    chosen = dict(WATCH_RULES)
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if name not in WATCH_RULES:
+            raise ValueError(f"there is no rule {name}; these are: {', '.join(WATCH_RULES)}")
+        if value == "off":
+            chosen.pop(name, None)
+            continue
+        chosen[name] = _above_zero(part, value or str(WATCH_RULES[name]))
+    return chosen
+
+
+def _above_zero(part: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise ValueError(f"{part}: it must be a number above 0, or off")
+    return number
+
+
+def _receivers(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in WATCH_RECEIVERS:
+            raise ValueError(f"it must be {' or '.join(WATCH_RECEIVERS)}, or both with a comma between them")
+    return names
+
+
+WATCH_RULE_NUMBERS: Setting[Rules] = Setting(
+    "OP_WATCH_RULES",
+    dict(WATCH_RULES),
+    _rules,
+    "TrainingWatch's rules and their numbers, where they are to be others: spike=12,dead=off",
+)
+WATCH_AGAINST: Setting[Path | None] = Setting(
+    "OP_WATCH_AGAINST",
+    None,
+    lambda text: Path(text).expanduser(),
+    "a run's folder: TrainingWatch alerts when the loss parts from that run's",
+)
+WATCH_ON_ALERT = Setting(
+    "OP_WATCH_ON_ALERT",
+    "",
+    str,
+    "who gets each alert of TrainingWatch as JSON: a command, on its stdin, or an address (http://, https://), by POST",
+)
+WATCH_EVERY = Setting(
+    "OP_WATCH_EVERY", 1, _positive, "TrainingWatch looks at tensors in every N-th step only; at losses in each"
+)
+WATCH_TO: Setting[tuple[str, ...]] = Setting(
+    "OP_WATCH_TO", (), _receivers, "who gets TrainingWatch's curves as well: tensorboard, wandb"
+)
+WATCH_DISK = Setting(
+    "OP_WATCH_DISK",
+    256 * 2**20,
+    _bytes,
+    "how large a process's file of TrainingWatch grows; towards it, ever fewer steps have figures by module",
 )
 
 CAPTURE_MODE = Setting(

@@ -12,8 +12,7 @@ import sys
 import pytest
 
 import ditorch_shared
-from ditorch_cli import monitor
-from ditorch_shared import processes
+from ditorch_shared import nvidia_smi, processes
 
 BUSY = """
 import subprocess, sys, time
@@ -90,11 +89,12 @@ def test_misuse_is_one_message(watch, arguments, said):
 def test_device_memory_is_what_nvidias_command_says(tmp_path, monkeypatch):
     script = tmp_path / "nvidia-smi"
     processes_told = "echo '12, 300'; echo '12, 200'; echo '13, [N/A]'"
-    script.write_text(f"#!/bin/sh\ncase $1 in *compute-apps*) {processes_told};; *) echo '40, 900';; esac\n")
+    gpus_told = "echo '40, 900, 61'; echo '[N/A], 1, 70'"
+    script.write_text(f"#!/bin/sh\ncase $1 in *compute-apps*) {processes_told};; *) {gpus_told};; esac\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    (usage,) = monitor._device_usage().values()
-    assert usage == (500 * 2**20, None, 900 * 2**20, 40.0)
+    (usage,) = nvidia_smi.by_process().values()
+    assert usage == (500 * 2**20, None, 901 * 2**20, 40.0, 70.0)
 
 
 def test_a_process_that_has_ended_uses_nothing():

@@ -43,8 +43,8 @@ template <typename Value> static Value __shfl_xor_sync(unsigned mask, Value valu
 }
 static void sincospi(double x, double* s, double* c) { *s = std::sin(M_PI * x); *c = std::cos(M_PI * x); }
 static void __threadfence() {}
-static unsigned atomicAdd(unsigned* place, unsigned value) { unsigned before = *place; *place += value; return before; }
-static void atomicMax(unsigned* place, unsigned value) { if (value > *place) *place = value; }
+template <typename T> static T atomicAdd(T* place, T value) { T before = *place; *place += value; return before; }
+template <typename T> static void atomicMax(T* place, T value) { if (value > *place) *place = value; }
 template <typename To, typename From> static To bits_of(From from) { To to; memcpy(&to, &from, sizeof to); return to; }
 static unsigned __float_as_uint(float value) { return bits_of<unsigned>(value); }
 static float __uint_as_float(unsigned value) { return bits_of<float>(value); }

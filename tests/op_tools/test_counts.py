@@ -30,6 +30,7 @@ from ditorch.demo import GPT, batches
 from op_tools import native
 from op_tools.capture import statistics
 from op_tools.core.tool import Tool
+from op_tools.watch import TrainingWatch
 
 FILE = Path(__file__).with_name("counts.json")
 WRITES = os.environ.get("DITORCH_WRITE_COUNTS") == "1"
@@ -51,6 +52,7 @@ TOOLS = {
     "OpAutoCompare": lambda: op_tools.OpAutoCompare(),
     "OpAutoCompare, device": lambda: op_tools.OpAutoCompare(reference="device"),
     "OpAutoCompare, once": lambda: op_tools.OpAutoCompare(once=True),
+    "TrainingWatch": lambda: TrainingWatch(),
 }
 # what is counted for each op call, and what for each step; and which of it is the same on every device
 PER_CALL = ("python calls", "kernels", "waits", "copies", "device allocations")

@@ -20,7 +20,7 @@ LAYERS = (
     {"device"},
     {"storage"},
     {"core"},
-    {"autocompare", "capture", "timing", "overflow", "reroute", "observe", "monitor", "losses"},
+    {"autocompare", "capture", "timing", "overflow", "reroute", "observe", "monitor", "losses", "watch"},
     {"replay"},
     {"compare_runs", "export", "reproduce"},
     {"run", "run_op_from_data", "process_monitor", "public"},

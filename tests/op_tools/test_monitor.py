@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from op_tools import monitor as monitor_module
 from op_tools.errors import SettingError
 from op_tools.monitor import ProcessMonitor
 
@@ -28,6 +29,19 @@ def test_memory_of_the_device_is_sampled(device, tmp_path):
     with open(monitor.results.files[0], newline="") as file:
         assert len(list(csv.DictReader(file))) == row["samples"]
     assert not [thread for thread in threading.enumerate() if thread.name == "op_tools monitor"]
+
+
+def test_temperature_and_utilization_are_those_that_the_device_tells(device, tmp_path, monkeypatch):
+    module = torch.get_device_module(device)
+    monkeypatch.setattr(module, "temperature", lambda index: 55 + index, raising=False)
+    monkeypatch.setattr(module, "utilization", lambda index: 80, raising=False)
+    monkeypatch.setattr(monitor_module, "_silent", set())
+    held = torch.zeros(1000, device=device)
+    with ProcessMonitor(0.01, out=tmp_path) as monitor:
+        pass
+    del held
+    (row,) = monitor.results
+    assert (row["device_temperature_peak"], row["device_utilization"]) == (55.0, 80.0)
 
 
 def test_it_can_be_started_again(tmp_path):

@@ -41,12 +41,19 @@ const CHINESE = {
   "Time line of {0} tracks over {1}; the table of calls has the same times": "{0} 条轨道、{1} 的时间线；调用表有同样的时间",
   "Scroll or pinch to zoom, drag to move, click a call to open it.": "滚动或双指缩放，拖动平移，点击调用可打开。",
   // NaN
-  "NaN and Inf": "NaN 与 Inf", "Nobody looked for NaN and Inf in this run.": "本次运行没有检查 NaN 与 Inf。", "How it spread": "如何扩散", "{0} later calls are not listed.": "后面的 {0} 次调用没有列出。",
+  "Nobody looked for NaN and Inf in this run.": "本次运行没有检查 NaN 与 Inf。", "How it spread": "如何扩散", "{0} later calls are not listed.": "后面的 {0} 次调用没有列出。",
   "What made NaN or Inf": "什么产生了 NaN 或 Inf", "The first one": "第一个", "calls it reached": "波及的调用", "Where it went": "扩散到哪里",
   "The stronger the colour, the earlier it was there.": "颜色越强，到达越早。", "reached as number {0}": "第 {0} 个到达", "made it": "产生", "carried it on": "传递", "was given it": "输入中已有",
   // memory
   "Memory was not sampled in this run.": "本次运行没有采样内存。", "Device memory of tensors": "张量占用的设备内存", "Device memory that the allocator holds": "分配器持有的设备内存", "Host memory": "主机内存",
   "CPU, per cent of a core": "CPU，单核百分比", "Device busy, per cent": "设备繁忙百分比", "The most that was used": "使用的最大值", "host memory": "主机内存", "device memory": "设备内存",
+  "Device temperature, °C": "设备温度（°C）",
+  // watch
+  Watch: "监看", "Nothing watched over this run.": "本次运行没有监看。", "{0} alerts in {1} steps.": "{1} 步中有 {0} 次告警。", "No alert in {0} steps.": "{0} 步中没有告警。", Alerts: "告警", rule: "规则",
+  "Parameters are sharded: each rank shows its own part.": "参数是分片的：每个 rank 显示自己的部分。", Loss: "损失", "Gradient norm": "梯度范数", "Scale of GradScaler": "GradScaler 的缩放因子", "By module": "按模块",
+  "Search modules": "搜索模块", figure: "指标", "root mean square": "均方根", "largest absolute value": "最大绝对值", mean: "均值", "share of zeros": "零的占比", "NaN and Inf": "NaN 与 Inf",
+  "{0} of {1} modules; the curves are those of the largest.": "{1} 个模块中的 {0} 个；曲线是其中最大的几个。", first: "最初", last: "最后", largest: "最大", elements: "元素数",
+  activations: "激活", gradients: "梯度", weights: "权重",
   // calls
   "No calls were recorded one by one in this run.": "本次运行没有逐次记录调用。", "{0} more are in the files of the run": "另有 {0} 次在运行目录的文件里", "Search op, module, line  ( / )": "搜索算子、模块、代码行（ / ）",
   "Search op, module, line": "搜索算子、模块、代码行", "any verdict": "所有结论", "all steps": "所有步", "all ranks": "所有 rank",

@@ -9,6 +9,10 @@ const LineChart = (() => {
   // lines: [{label, x: [], y: []}], each with its own x; x in seconds
   // `follow`: a time line that it lies under, whose zoom it shares
   function overTime({ lines, show, label, from = 0, follow = null }) {
+    return chartOf({ lines, show, label, from, follow, name: t("time"), showX: (value) => Words.milliseconds(value * 1000) });
+  }
+
+  function chartOf({ lines, show, label, name, showX, from = 0, follow = null, plugins = [] }) {
     const moments = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
     const columns = lines.map((line) => {
       const known = new Map(line.x.map((moment, place) => [moment, line.y[place]]));
@@ -17,11 +21,12 @@ const LineChart = (() => {
     const colours = palette();
     const options = {
       height: 220,
+      plugins,
       scales: { x: { time: false } },
       padding: follow ? [8, 0, 0, 0] : [8, 16, 0, 0],
-      axes: [axis({ values: (_, ticks) => ticks.map((tick) => Words.milliseconds(tick * 1000)) }), axis({ size: follow ? 135 : 70, values: (_, ticks) => ticks.map(show) })],
+      axes: [axis({ values: (_, ticks) => ticks.map(showX) }), axis({ size: follow ? 135 : 70, values: (_, ticks) => ticks.map(show) })],
       series: [
-        { label: t("time"), value: (_, value) => (value === null ? "–" : Words.milliseconds(value * 1000)) },
+        { label: name, value: (_, value) => (value === null ? "–" : showX(value)) },
         ...lines.map((line, place) => ({
           label: line.label, stroke: colours[place % colours.length], width: 1.6, spanGaps: true,
           points: { show: moments.length < 40 }, value: (_, value) => (value === null ? "–" : show(value)),
@@ -34,6 +39,29 @@ const LineChart = (() => {
       show(follow.scale ? follow.scale.domain() : [0, follow.end]);
     });
     return mounted(options, [moments.map((moment) => moment - from), ...columns], label, zoom);
+  }
+
+  // figures of training steps; `marks`: steps that have a line of their own
+  function overSteps({ lines, show, label, marks = [] }) {
+    return chartOf({ lines, show, label, name: t("step"), showX: (value) => Words.count(value), plugins: marks.length ? [marked(marks)] : [] });
+  }
+
+  function marked(steps) {
+    return { hooks: { draw: [(chart) => {
+      const paint = chart.ctx;
+      paint.save();
+      paint.strokeStyle = style("--bad");
+      paint.setLineDash([4, 4]);
+      for (const step of steps) {
+        const left = chart.valToPos(step, "x", true);
+        if (left < chart.bbox.left || left > chart.bbox.left + chart.bbox.width) continue;
+        paint.beginPath();
+        paint.moveTo(left, chart.bbox.top);
+        paint.lineTo(left, chart.bbox.top + chart.bbox.height);
+        paint.stroke();
+      }
+      paint.restore();
+    }] } };
   }
 
   // two histograms over the same bins
@@ -69,5 +97,5 @@ const LineChart = (() => {
     return place;
   }
 
-  return { overTime, histogram };
+  return { overTime, overSteps, histogram };
 })();

@@ -7,6 +7,7 @@
     ["speed", "Speed", SpeedPage, (run) => run && run.pieces.flame],
     ["nan", "NaN", NanPage, (run) => run && (run.pieces.spread || (run.tools || {}).OpOverflowCheck)],
     ["memory", "Memory", MemoryPage, (run) => run && run.pieces.memory],
+    ["watch", "Watch", WatchPage, (run) => run && run.pieces.watch],
     ["calls", "Calls", CallsPage, (run) => run && run.pieces.calls],
     ["ranks", "Ranks", RanksPage, (run) => run && run.table.length],
     ["comparison", "Comparison", ComparisonPage, (run, index) => index.comparison || index.runs.length > 1],

@@ -7,6 +7,7 @@ const MemoryPage = (() => {
     ["host_memory", "Host memory", (value) => Words.bytes(value)],
     ["cpu", "CPU, per cent of a core", (value) => Words.number(value)],
     ["device_busy", "Device busy, per cent", (value) => Words.number(value)],
+    ["temperature", "Device temperature, °C", (value) => Words.number(value)],
   ];
 
   async function draw(run) {
@@ -22,19 +23,22 @@ const MemoryPage = (() => {
   }
 
   function lined(memory, name) {
-    return memory.filter((one) => one[name].some((value) => value !== null))
+    return memory.filter((one) => (one[name] || []).some((value) => value !== null))
       .map((one) => ({ label: t("rank {0}", one.rank), x: one.time, y: one[name] }));
   }
 
-  // the part of it that lies under a time line
+  // the parts of it that lie under a time line
   function under(memory, from, line) {
     const seconds = line.end / 1e6;
     const within = memory.map((one) => {
       const places = one.time.map((_, place) => place).filter((place) => one.time[place] >= from - 2 && one.time[place] <= from + seconds + 2);
-      return { ...one, time: places.map((place) => one.time[place]), device_memory: places.map((place) => one.device_memory[place]) };
+      const part = Object.fromEntries(FIGURES.filter(([name]) => one[name]).map(([name]) => [name, places.map((place) => one[name][place])]));
+      return { ...one, ...part, time: places.map((place) => one.time[place]) };
     });
-    const lines = lined(within, "device_memory");
-    return lines.length ? LineChart.overTime({ lines, show: Words.bytes, from, label: t("Device memory of tensors"), follow: line }) : null;
+    return FIGURES.map(([name, text, show]) => {
+      const lines = lined(within, name);
+      return lines.length ? [element("h3", {}, t(text)), LineChart.overTime({ lines, show, from, label: t(text), follow: line })] : null;
+    });
   }
 
   function usageTable(run) {

@@ -25,7 +25,7 @@ const SpeedPage = (() => {
     const left = trace.tracks.reduce((sum, track) => sum + track.left_out, 0);
     return Elements.section(t("Time line"), line.element,
       left ? element("p", { class: "note" }, t("{0} later events are not drawn; the trace file in the run's folder has them.", Words.count(left))) : null,
-      memory && trace.wall_zero !== null ? [element("h3", {}, t("Device memory of tensors")), MemoryPage.under(memory, trace.wall_zero, line)] : null);
+      memory && trace.wall_zero !== null ? MemoryPage.under(memory, trace.wall_zero, line) : null);
   }
 
   function waited(waits) {

@@ -34,6 +34,9 @@ class Steps:
         self.current = 0
         self.are_counted_by_program = False
         self.ended_by_optimizers = 0  # whichever optimizer
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # that have stepped
+        self.scale: Any = None  # GradScaler's, while it has an optimizer step
+        self.is_left_out = False  # GradScaler leaves this step out
         self._lead: weakref.ref[Any] | None = None
         self._others: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -49,6 +52,7 @@ class Steps:
         """An optimizer's step has ended. The number of the step that begins; None where this ends no training step."""
         with self._lock:
             self.ended_by_optimizers += 1
+            self.optimizers.add(optimizer)
             if self.are_counted_by_program or not self._leads(optimizer):
                 return None
             self.current += 1
@@ -113,10 +117,15 @@ class OptimizerSteps:
         @dynamo.hidden
         def counted(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = STEPS.ended_by_optimizers
-            result = step(scaler, optimizer, *args, **kwargs)
-            if STEPS.ended_by_optimizers == before:  # an Inf: the optimizer was not asked
-                self._stepped(optimizer)
-            return result
+            STEPS.scale = getattr(scaler, "_scale", None)
+            try:
+                result = step(scaler, optimizer, *args, **kwargs)
+                if STEPS.ended_by_optimizers == before:  # an Inf: the optimizer was not asked
+                    STEPS.is_left_out = True
+                    self._stepped(optimizer)
+                return result
+            finally:
+                STEPS.scale, STEPS.is_left_out = None, False
 
         return counted
 

@@ -18,11 +18,11 @@ from op_tools.values.tensors import is_dense, with_memory
 # as in largest.cu
 _THREADS = 256
 _PIECE = 16_384
-_MAX_TENSORS = 200
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+MAX_TENSORS = 200
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 _HEAD = 2  # numbers before the items
-_BLOCKS_AT = 8 * (_HEAD + 2 * _MAX_TENSORS)
-_TABLE_SIZE = _BLOCKS_AT + 4 * _MAX_TENSORS
+_BLOCKS_AT = 8 * (_HEAD + 2 * MAX_TENSORS)
+_TABLE_SIZE = _BLOCKS_AT + 4 * MAX_TENSORS
 
 
 def values(tensors: list[Tensor]) -> Tensor:
@@ -31,13 +31,14 @@ def values(tensors: list[Tensor]) -> Tensor:
     stream = stream_number(device)
     found = torch.zeros(len(tensors), dtype=torch.float32, device=device)
     kernel, address = _kernel(device.index), found.data_ptr()
-    for start in range(0, len(tensors), _MAX_TENSORS):
-        some = tensors[start : start + _MAX_TENSORS]
-        _launch(kernel, some, address + 4 * start, stream)
+    for start in range(0, len(tensors), MAX_TENSORS):
+        some = tensors[start : start + MAX_TENSORS]
+        launch(kernel, some, address + 4 * start, stream)
     return found
 
 
-def _launch(kernel: Kernel, tensors: list[Tensor], found: int, stream: int) -> None:
+def launch(kernel: Kernel, tensors: list[Tensor], found: int, stream: int) -> None:
+    """Has a kernel with this table look at the tensors; moments.cu has the same one."""
     copies: list[Tensor] = []  # that must be there until the launch
     items: list[int] = []
     first_blocks: list[int] = []
@@ -48,7 +49,7 @@ def _launch(kernel: Kernel, tensors: list[Tensor], found: int, stream: int) -> N
             tensor = with_memory(tensor.detach()).contiguous()
             copies.append(tensor)
             address = tensor.data_ptr()
-        items += (address, length * 4 + _KINDS[tensor.dtype])
+        items += (address, length * 4 + KINDS[tensor.dtype])
         first_blocks.append(blocks)
         blocks += -(-length // _PIECE) or 1
     table = ctypes.create_string_buffer(_TABLE_SIZE)
@@ -80,7 +81,7 @@ def _samples() -> list[Tensor]:
     """Of each dtype: finite numbers, an infinity, a NaN; small, and of several pieces."""
     places = torch.arange(40_000, dtype=torch.float64, device="cpu")
     some = []
-    for dtype in _KINDS:
+    for dtype in KINDS:
         for size in (1, 3, 1000, 40_000):
             finite = ((places[:size] * 0.37).sin() * 90 - 7).to(dtype)
             some.append(finite)

@@ -43,6 +43,9 @@ def main(library: str) -> None:
     lines = torch.zeros(2, 27, dtype=torch.int64)
     native.digest([torch.arange(1000.0), torch.arange(7)], lines, 0)
     assert lines[:, 4:6].view(torch.float64).tolist() == [[0.0, 999.0], [0.0, 6.0]], lines
+    rows = torch.zeros(1, 6, dtype=torch.int64)
+    native.moments([torch.tensor([3.0, -4.0, 0.0])], rows)
+    assert rows[:, 3:5].tolist() == [[2, 0]], rows
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from op_tools.reroute.cast import OpDtypeCast
 from op_tools.reroute.fallback import OpFallback
 from op_tools.run.record import Finder, Record
 from op_tools.timing.tool import OpTimeMeasure
+from op_tools.watch import TrainingWatch
 
 _TOOLS: dict[str, type[AnyTool]] = {
     "autocompare": OpAutoCompare,
@@ -28,6 +29,7 @@ _TOOLS: dict[str, type[AnyTool]] = {
     "observe": OpObserve,
     "fallback": OpFallback,
     "cast": OpDtypeCast,
+    "watch": TrainingWatch,
 }
 
 
@@ -52,7 +54,7 @@ def start(backend: str, command: str | None) -> None:
         tools.append(tool)
     # what a run is to be compared by later
     has_statistics = "capture" in names and settings.CAPTURE_MODE.get() == "statistics"
-    others: list[_Other] = [ProcessMonitor().start()] if "monitor" in names else []
+    others: list[_Other] = [ProcessMonitor().start()] if {"monitor", "watch"} & {*names} else []
     if "modules" in names:
         others.append(importlib.import_module("module_tools.lockstep").from_settings().start())
     others += [LossLog().start()] if "losses" in names or has_statistics else []

@@ -93,7 +93,7 @@ def test_each_tensor_has_its_place_in_the_table():
     tensors = largest._samples()[:-1]
     assert 3 * largest._PIECE > max(map(torch.numel, tensors)) > 2 * largest._PIECE
     driver = Driver()
-    largest._launch(driver, tensors, 2**47 + 16, 2**33)
+    largest.launch(driver, tensors, 2**47 + 16, 2**33)
     (((function, blocks, *_, stream), table, _),) = driver.asked
     count = len(tensors)
     found, number, *items = struct.unpack_from(f"<{2 + 2 * count}Q", table)

@@ -7,7 +7,7 @@
 // (the whole way of a call that is only timed), notes.h (the tensors of a call), places.h (where they lie), tables.h
 // (tables of arguments), tensors.h (many tensors at once), digest_layout.h, digest.h and
 // digests_host.h (a few numbers that tell what a
-// tensor holds), and here the module.
+// tensor holds), moments.h (few and cheap ones, of every step), and here the module.
 #ifndef NDEBUG
 #define NDEBUG  // or pybind11 asks at every reference whether Python's lock is held, and torch checks itself
 #endif
@@ -24,6 +24,7 @@
 #include "tables.h"
 #include "tensors.h"
 #include "digests_host.h"
+#include "moments.h"
 
 namespace {
 
@@ -70,7 +71,8 @@ PyMODINIT_FUNC PyInit_op_tools_native() {
   HANDLE_TH_ERRORS
   PyObject* made = PyModule_Create(&module);
   const bool is_whole = made != nullptr && gradients::add_to(made) && timer::add_to(made) && shortcut::add_to(made) &&
-                        notes::add_to(made) && digest::add_to(made) && tables::make_type();
+                        notes::add_to(made) && digest::add_to(made) && moments::add_to(made) &&
+                        tables::make_type();
   return is_whole ? made : nullptr;
   END_HANDLE_TH_ERRORS
 }
