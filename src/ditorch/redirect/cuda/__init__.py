@@ -88,9 +88,8 @@ def _tell_dynamo(patches: Patches, replaced: dict[int, Any]) -> None:
 
 
 def _list_types(patches: Patches, replaced: dict[int, Any]) -> None:
-    for name in ("_tensor_classes", "_storage_classes"):
-        types = {replaced.get(id(kind), kind) for kind in getattr(torch, name)}
-        patches.assign(torch, name, types, "torch.load and others go through all types")
+    types = {replaced.get(id(kind), kind) for kind in torch._tensor_classes}
+    patches.assign(torch, "_tensor_classes", types, "torch.load and others go through all types")
 
 
 def _patch_bindings(patches: Patches) -> None:

@@ -94,7 +94,7 @@ def sparse_names(target: Target) -> dict[str, Any]:
 
 
 def _tensor_type(target: Target, name: str, dtype: torch.dtype, layout: torch.layout) -> _TensorType:
-    members = {"target": target, "dtype": dtype, "layout": layout, "is_cuda": True}
+    members = {"target": target, "dtype": dtype, "layout": layout, "is_cuda": True, "is_xpu": False}
     return _TensorType(name, (), {**members, "is_sparse": layout is torch.sparse_coo})
 
 
