@@ -14,9 +14,7 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -36,8 +34,10 @@ TOOLS = ("OpAutoCompare", "OpCapture", "OpDtypeCast", "OpFallback", "OpObserve",
 @pytest.fixture(autouse=True)
 def _the_process_works_as_before(device):
     """Signals are as they were; an op runs, and a tool sees it."""
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a job in the background
     before = signal.getsignal(signal.SIGTERM), sys.getprofile()
     yield
+    signal.signal(signal.SIGINT, ignored)
     assert (signal.getsignal(signal.SIGTERM), sys.getprofile()) == before
     x = torch.ones(3, device=device)
     for name in [name for name in os.environ if name.startswith("OP_") or "AUTOCOMPARE" in name]:
@@ -563,6 +563,40 @@ def test_ctrl_c_twice_while_a_tool_stops(device, capsys, monkeypatch):
             thread.join(60)
 
 
+def test_ctrl_c_twice_before_the_writer_is_closed_loses_nothing(run_python):
+    """What the writer was given is written before the process ends, by Ctrl-C as without a tool."""
+    program = """
+        import signal, time, torch
+        from ditorch import sim
+        sim.start()
+        import op_tools
+        from op_tools.output.writer import Writer
+        write, close = Writer._do, Writer.close
+
+        def slowly(self, work):
+            time.sleep(0.01)
+            write(self, work)
+
+        def pressed_twice(self):
+            Writer.close = close
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        Writer._do, Writer.close = slowly, pressed_twice
+        x = torch.ones(3, device="sim")
+        tool = op_tools.OpCapture(ops="torch.Tensor.mul", out=".").start()
+        for _ in range(50):
+            x * 2
+        tool.stop()
+    """
+    done = run_python(program, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.endswith("\nKeyboardInterrupt\n")
+    names = [torch.load(path, weights_only=True)["name"] for path in Path().rglob("output.pth")]
+    assert names == ["torch.Tensor.mul"] * 50
+
+
 def start_and_stop_by_signals(tool, work, times):
     """The handler starts and stops the tool in turn, as one does to look into a run that goes on."""
     count = 0
@@ -775,7 +809,7 @@ def test_a_name_that_no_file_system_takes(device, capsys, tmp_path, monkeypatch)
     assert saved == {f"long_names.{name}" for name in names}
 
 
-def test_a_limit_on_the_size_of_files(device):
+def test_a_limit_on_the_size_of_files(run_python):
     """As a quota has it: what was written is whole, and training goes on."""
     program = """
         import resource, torch
@@ -789,7 +823,7 @@ def test_a_limit_on_the_size_of_files(device):
                 x * 2
         print("trained")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600)
+    done = run_python(program, check=False)
     assert done.returncode == 0, done.stderr
     assert "trained" in done.stdout
     assert "OpCapture cannot write" in done.stderr
@@ -812,6 +846,7 @@ PROGRAM = """
     from ditorch import sim
     sim.start()
     import op_tools
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     x = torch.ones(3, device="sim")
     op_tools.OpTimeMeasure().start()
     x * 2
@@ -819,7 +854,7 @@ PROGRAM = """
 """
 
 
-def test_a_tool_started_by_a_function_for_the_programs_end():
+def test_a_tool_started_by_a_function_for_the_programs_end(run_python):
     """One that comes after ours: nobody will stop the tool."""
     program = """
         import atexit
@@ -833,13 +868,13 @@ def test_a_tool_started_by_a_function_for_the_programs_end():
         import op_tools
         x = torch.ones(3, device="sim")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600)
+    done = run_python(program, check=False)
     assert done.returncode == 0, done.stderr
     assert "op_tools: OpTimeMeasure was started after the program's end: only stop() writes what it" in done.stderr
 
 
 @pytest.mark.parametrize("closed", ["sys.stdout.close()", "os.close(1)", "sys.stdout = None", "sys.stderr = None"])
-def test_a_program_without_output(closed):
+def test_a_program_without_output(run_python, closed):
     program = f"""
         import os, sys, torch
         from ditorch import sim
@@ -851,7 +886,7 @@ def test_a_program_without_output(closed):
         open("trained", "w").close()
         os._exit(0)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600)
+    done = run_python(program, check=False)
     assert done.returncode == 0, done.stderr
     assert Path("trained").exists()
     assert "Traceback" not in done.stderr
@@ -866,9 +901,8 @@ def test_a_program_without_output(closed):
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM),
     ],
 )
-def test_a_program_that_ends_without_stop(end, status):
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM.format(end=end))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+def test_a_program_that_ends_without_stop(run_python, end, status):
+    done = run_python(PROGRAM.format(end=end), check=False)
     assert done.returncode == status
     assert "| torch.Tensor.mul |" in done.stdout
     assert "op elasped info saved to" in done.stdout

@@ -14,7 +14,7 @@ from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS, OptimizerSteps
 from op_tools.core.watcher import AnyWatcher
 from op_tools.errors import StopTraining
-from op_tools.output import messages
+from op_tools.output import messages, writer
 
 
 class Watched(Protocol):
@@ -146,6 +146,7 @@ def stop_everything() -> None:
                 written.wait()
         while _end_listeners:
             _end_listeners.pop()()
+        writer.finish_all(termination.GRACE_SECONDS)
         with _lock:
             _leave_where_none_is_left()
 
@@ -155,6 +156,7 @@ def _abandon_everything() -> None:
     global _lock
     _lock = threading.RLock()  # another thread of the parent's may hold it
     termination.abandon()
+    writer.forget_all()
     _stops.clear()
     _step_listeners.clear()
     _end_listeners.clear()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
+import weakref
 from typing import Callable
 
 from op_tools.output import messages
@@ -12,6 +14,19 @@ from op_tools.output import messages
 Work = Callable[[], None]
 MAX_QUEUED_WORK = 4096
 MAX_THREADS = 8  # where one alone is slower than the disk
+_open: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def finish_all(seconds: float) -> None:
+    """At the program's end: those that nobody could close (Ctrl-C, twice) write what they were given, in this time."""
+    until = time.monotonic() + seconds
+    for writer in list(_open):
+        writer.finish(until)
+
+
+def forget_all() -> None:
+    """In a forked child: the parent's writers, whose threads are not here."""
+    _open.clear()
 
 
 def spare_threads() -> int:
@@ -56,6 +71,7 @@ class Writer:
                 thread = threading.Thread(target=self._run, name=f"{self._owner} writer", daemon=True)
                 self._threads.append(thread)
                 thread.start()
+                _open.add(self)
             self._queue.put(work)
 
     def is_busy(self) -> bool:
@@ -70,9 +86,21 @@ class Writer:
                 self._end_threads()
                 for thread in self._threads:
                     thread.join()
+                _open.discard(self)
             except BaseException:  # Ctrl-C, twice: the threads do what is left while the process lives, and end
                 threading.Thread(target=self._end_threads, name=f"{self._owner} writer's end", daemon=True).start()
                 raise
+
+    def finish(self, until: float) -> None:
+        """Waits until then for what is left; a daemon's work ends with the process."""
+        self._is_closed = True
+        self._end_threads()
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if self.is_busy():
+            left = self._queue.unfinished_tasks
+            messages.complain(f"{self._owner}: {left} parts were not written before the program's end")
+        _open.discard(self)
 
     def _end_threads(self) -> None:
         while self._ended < len(self._threads):
