@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout  # torch depends on it
 
-_HOW_LONG = "half a minute where the machine is idle, minutes where it is busy"
+_SECONDS_ALONE = 50.0  # that the compiler takes with a core of its own
 _SECONDS_TO_WAIT_SILENTLY = 2.0  # for another process that builds
 _SECONDS_BETWEEN_LINES = 30.0  # in a log; on a terminal each second is shown
 
@@ -104,7 +104,7 @@ class NativeLibrary:
             lock.acquire(timeout=_SECONDS_TO_WAIT_SILENTLY)
         except Timeout:
             if os.environ.get("LOCAL_RANK", "0") == "0":  # the other ranks wait as well
-                self._note(f"waiting for {_lower(self.title)}, which is being built already: {_HOW_LONG} …")
+                self._note(f"waiting for {_lower(self.title)}, which is being built already: {_how_long()} at most …")
             lock.acquire()
         try:
             yield
@@ -130,7 +130,7 @@ class NativeLibrary:
         compiler = self._compiler()
         both = _lower(self.title) + (f" and, beside it, {_lower(beside.title)}" if beside else "")
         if not isinstance(threading.current_thread(), _Background):  # of that one, it is said beforehand
-            self._note(f"building {both} for torch {torch.__version__}, once: {_HOW_LONG} …")
+            self._note(f"building {both} for torch {torch.__version__}, once: {_how_long(1 + (beside is not None))} …")
         began = time.monotonic()
         # only who holds the lock builds: what is there is of one that was killed
         prefix = f"building-{path.stem}-"
@@ -251,6 +251,14 @@ def _killed_at_exit(process: subprocess.Popen[str]) -> Iterator[None]:
         yield
     finally:
         atexit.unregister(process.kill)
+
+
+def _how_long(builds: int = 1) -> str:
+    """A guess: others share the cores with the compiler."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    seconds = _SECONDS_ALONE * max(1.0, (os.getloadavg()[0] + builds) / cores)
+    minutes = max(1, round(seconds / 60))
+    return "about a minute" if minutes == 1 else f"about {minutes} minutes, for the machine is busy"
 
 
 def torch_release() -> tuple[int, int]:

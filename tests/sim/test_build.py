@@ -17,6 +17,7 @@ import torch
 
 from ditorch.errors import SimulatorError
 from ditorch.sim import build
+from ditorch_shared import native
 from ditorch_shared.libraries import HELPER
 
 START = """
@@ -116,6 +117,23 @@ def test_a_library_that_does_not_work_is_not_kept(build_error, cache, fake_compi
     assert libraries(cache) == []
 
 
+@pytest.mark.parametrize(
+    ("load", "announced"),
+    [(0.0, "once: about a minute …"), (9.0, "once: about 4 minutes, for the machine is busy …")],
+)
+def test_how_long_it_takes_is_said_beforehand_and_meanwhile(
+    build_error, fake_compiler, monkeypatch, capfd, load, announced
+):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(native, "_SECONDS_BETWEEN_LINES", 0.05)
+    fake_compiler("sleep 0.5; exit 1")
+    build_error()
+    first, second, *_ = capfd.readouterr().err.splitlines()
+    assert first == f"ditorch: building the simulated accelerator for torch {torch.__version__}, {announced}"
+    assert second == "ditorch: still building the simulated accelerator, since 0 s …"
+
+
 def test_the_compiler_can_be_given_with_arguments(build_error, fake_compiler, monkeypatch):
     monkeypatch.setenv("CXX", "sh " + fake_compiler("echo error: called with $1 >&2; exit 1"))
     assert "error: called with -std=c++" in build_error()
@@ -162,7 +180,7 @@ def test_processes_that_start_at_once_build_once(cache):
     assert len(libraries(cache)) == 1
 
 
-def test_what_a_killed_builder_left_is_cleared_away(built, fake_compiler, cache):
+def test_what_a_killed_builder_left_is_cleared_away(built, fake_compiler, cache, capfd):
     target = cache / built.name
     left = cache / f"building-{target.stem}-abc"
     other = cache / "building-another-library-abc"
@@ -174,6 +192,10 @@ def test_what_a_killed_builder_left_is_cleared_away(built, fake_compiler, cache)
     assert build.library() == target
     assert not left.exists()
     assert other.exists()  # somebody may be building it
+    *_, last = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(
+        rf"ditorch: the simulated accelerator was built in \d+ s, kept in {re.escape(str(cache))}", last
+    )
 
 
 # Copies what is in the other cache, after it has waited for the compiler of the other library. It gives up by itself.
