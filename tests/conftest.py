@@ -17,7 +17,8 @@ os.environ["DITORCH_DISABLE_MOCK"] = "1"  # each test says itself what it instal
 from ditorch import sim
 from ditorch_shared import matrix_units
 
-from .leaks import snapshot
+from .leaks import changes, snapshot
+from .python_server import Server
 
 if "PYTEST_XDIST_WORKER" not in os.environ and matrix_units.kill_programs():  # workers inherit what is set here
     matrix_units.leave_alone()
@@ -47,18 +48,33 @@ def _leaves_nothing_behind() -> Iterator[None]:
     torch.manual_seed(0)
     before = snapshot()
     yield
-    after = snapshot()
-    changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+    changed = changes(before, snapshot())
     assert not changed, f"the test left something behind (before, after): {changed}"
 
 
-@pytest.fixture
-def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs Python code in a process of its own: for what ends a process, or can be done once in one."""
+@pytest.fixture(scope="session")
+def _python_server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
 
-    def run(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, **environment})
+
+@pytest.fixture
+def run_python(_python_server: Server) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python code in a process of its own: for what ends a process, or can be done once in one.
+
+    torch is imported in it already, which saves seconds; not if it is to be `fresh`.
+    """
+
+    def run(
+        code: str, *arguments: str, check: bool = True, fresh: bool = False, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        code, environment = textwrap.dedent(code), {**os.environ, **environment}
+        if fresh or not _python_server.can(environment):
+            command = [sys.executable, "-c", code, *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+        else:
+            done = _python_server.run(code, arguments, environment, timeout=900)
         if check:
             assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

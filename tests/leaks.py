@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import os
 import threading
 import types
@@ -41,15 +42,23 @@ _PATCHABLE = (
 _LEFT_BY_DYNAMO = ("Module.__init__", "Module.__setstate__", "tqdm_monitor")
 
 
-def _attributes() -> dict[str, int]:
-    """Every attribute by identity; submodules are left out, because importing one adds it to its parent."""
-    return {
-        f"{owner.__name__}.{name}": id(value)
-        for owner in _PATCHABLE
-        for name, value in vars(owner).items()
-        if not issubclass(type(value), types.ModuleType)  # isinstance asks the value, and some warn then
-        and f"{owner.__name__}.{name}" not in _LEFT_BY_DYNAMO
-    }
+def _attributes() -> dict[str, dict[str, Any]]:
+    """Every attribute of what could be patched. Thousands, at every test: copied here, looked at if need be."""
+    return {owner.__name__: dict(vars(owner)) for owner in _PATCHABLE}
+
+
+def _replaced(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Attributes that are no longer the same object. Submodules are left out: importing one adds it to its parent."""
+    found = {}
+    for owner, old in before.items():
+        new = after[owner]
+        if len(old) == len(new) and all(map(operator.is_, old.values(), new.values())):
+            continue
+        for name, value in old.items():
+            is_module = issubclass(type(value), types.ModuleType)  # isinstance asks the value, and some warn then
+            if new.get(name, found) is not value and not is_module and f"{owner}.{name}" not in _LEFT_BY_DYNAMO:
+                found[f"attribute {owner}.{name}"] = (value, new.get(name))
+    return found
 
 
 def _hooks() -> dict[str, int]:
@@ -87,12 +96,19 @@ def _default_device() -> torch.device:
         return torch.device("cpu")
 
 
+def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs between two snapshots, each with what it was and what it is."""
+    found = _replaced(before["attributes"], after["attributes"])
+    plain = (key for key in before if key != "attributes")
+    return {**found, **{key: (before[key], after[key]) for key in plain if before[key] != after.get(key)}}
+
+
 def snapshot() -> dict[str, Any]:
     """The state of the process, to be compared with a later one."""
     # pytest names the running test in this variable
     # libraries that are imported on first use set KMP_… for good
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_CURRENT", "KMP_"))}
-    state: dict[str, Any] = {f"attribute {name}": value for name, value in _attributes().items()}
+    state: dict[str, Any] = {"attributes": _attributes()}
     state.update({f"hooks {name}": value for name, value in _hooks().items()})
     state.update({f"environment {name}": value for name, value in environment.items()})
     state["environment"] = set(environment)

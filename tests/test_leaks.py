@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from ditorch.sim import faults
 
-from .leaks import snapshot
+from .leaks import changes, snapshot
 
 
 class PassingMode(TorchFunctionMode):
@@ -19,8 +19,7 @@ class PassingMode(TorchFunctionMode):
 
 
 def changed(before):
-    after = snapshot()
-    return {key for key in before if before[key] != after[key]}
+    return set(changes(before, snapshot()))
 
 
 def test_what_is_left_behind_is_seen(monkeypatch):

@@ -51,6 +51,7 @@ def test_a_spawned_child_uses_the_device():
     assert child.exitcode == 0
 
 
+@pytest.mark.slow  # ten processes; the next two tests show the guard itself
 def test_a_process_that_ends_right_after_backward_does_not_abort(run_python):
     # A long graph: dropping it takes the device's thread into the interpreter's end. Without the guard about every
     # second of these aborted; a forked child never did.
@@ -65,7 +66,7 @@ def test_a_process_that_ends_right_after_backward_does_not_abort(run_python):
         x.sum().backward()
     """
     with ThreadPoolExecutor(2) as pool:
-        codes = list(pool.map(lambda _: run_python(code, check=False).returncode, range(10)))
+        codes = list(pool.map(lambda _: run_python(code, check=False, fresh=True).returncode, range(10)))
     assert codes == [0] * 10
 
 

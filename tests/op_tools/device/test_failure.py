@@ -5,11 +5,8 @@ Each case runs in a process of its own, for a device that has failed stays so. D
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -64,17 +61,17 @@ OBSERVING = ("OpCapture", "OpAutoCompare", "OpTimeMeasure", "OpObserve", "OpOver
 CHANGING = ("OpFallback", "OpDtypeCast")
 
 
-def _run(tool: str, device: str, ends_at: str, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, tool, device, ends_at, str(out)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=out)
+@pytest.fixture
+def run_program(run_python, device):
+    """Each test's folder is its own (conftest.py): what a tool leaves, it leaves there."""
+
+    def run(tool: str, ends_at: str) -> subprocess.CompletedProcess[str]:
+        return run_python(PROGRAM, tool, device, ends_at, ".", check=False)
+
+    return run
 
 
-@functools.cache
-def _plain(device: str, ends_at: str) -> subprocess.CompletedProcess[str]:
-    """Without a tool."""
-    done = _run("none", device, ends_at, Path.cwd())
-    assert done.returncode == 1, done.stderr
-    return done
+_without_a_tool: dict[str, subprocess.CompletedProcess[str]] = {}
 
 
 def _exception(done: subprocess.CompletedProcess[str]) -> str:
@@ -87,9 +84,11 @@ def _exception(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.mark.parametrize("ends_at", ["synchronize", "item", "backward"])
 @pytest.mark.parametrize("tool", OBSERVING + CHANGING)
-def test_the_users_exception_is_raised_as_without_a_tool(tool, ends_at, device, tmp_path):
-    plain = _plain(device, ends_at)
-    done = _run(tool, device, ends_at, tmp_path)
+def test_the_users_exception_is_raised_as_without_a_tool(tool, ends_at, run_program):
+    if ends_at not in _without_a_tool:
+        _without_a_tool[ends_at] = run_program("none", ends_at)
+    plain, done = _without_a_tool[ends_at], run_program(tool, ends_at)
+    assert plain.returncode == 1, plain.stderr
     assert done.returncode == 1, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert _exception(done) == _exception(plain)
     assert "terminate called" not in done.stderr
@@ -97,8 +96,8 @@ def test_the_users_exception_is_raised_as_without_a_tool(tool, ends_at, device, 
 
 
 @pytest.mark.parametrize("tool", ["OpCapture", "OpAutoCompare", "OpTimeMeasure"])
-def test_the_last_good_call_and_the_first_that_is_not_are_named_once(tool, device, tmp_path):
-    done = _run(tool, device, "item", tmp_path)
+def test_the_last_good_call_and_the_first_that_is_not_are_named_once(tool, run_program):
+    done = run_program(tool, "item")
     said = [line for line in done.stderr.splitlines() if "the device has failed" in line]
     assert len(said) == 1, done.stderr
     assert done.stderr.count("op_tools: ") == 1, done.stderr
@@ -116,16 +115,16 @@ def test_the_last_good_call_and_the_first_that_is_not_are_named_once(tool, devic
         assert "torch.tanh" not in good
 
 
-def test_what_was_captured_before_is_whole(device, tmp_path):
-    _run("OpCapture", device, "item", tmp_path)
+def test_what_was_captured_before_is_whole(run_program, tmp_path):
+    run_program("OpCapture", "item")
     files = sorted(tmp_path.glob("op_capture_results/**/*.pth"))
     names = {torch.load(path, weights_only=True)["name"] for path in files}
     assert {"torch.Tensor.mul", "torch.Tensor.exp", "torch.Tensor.mean"} <= names
     assert not [path for path in tmp_path.glob("op_capture_results/**/*") if ".tmp" in path.name]
 
 
-def test_the_results_of_the_calls_before_are_written(device, tmp_path):
-    done = _run("OpAutoCompare", device, "item", tmp_path)
+def test_the_results_of_the_calls_before_are_written(run_program, device, tmp_path):
+    done = run_program("OpAutoCompare", "item")
     (table,) = tmp_path.glob("op_autocompare_result/*.csv")
     # a quick device looks first, and later: what it had not looked at when it failed, nobody will
     assert ("torch.Tensor.exp" if device == "sim" else "forward_id,name,allclose") in table.read_text()
