@@ -104,7 +104,7 @@ def _lacking_devices(program: Program, backend: str) -> str | None:
 
 def command_line(program: Program, backend: str, plain: bool = False) -> list[str]:
     """The command as it is run. Plain: without ditorch, unless a program that knows only CUDA is to run elsewhere."""
-    ditorch = ["-m", "ditorch", "run"] if not plain or (program.only_cuda and backend != GENUINE) else []
+    ditorch = ["-m", "ditorch_cli", "run"] if not plain or (program.only_cuda and backend != GENUINE) else []
     device = "cuda" if ditorch or backend == GENUINE else "cpu"
     words = shlex.split(program.command.format(device=device, libraries=HERE / "libraries"))
     environment = []

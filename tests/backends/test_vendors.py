@@ -28,13 +28,21 @@ def write_stand_in(folder: Path, module: str, backend: Backend, more: str = "") 
     (package / "__init__.py").write_text(f"__version__ = '9.8.7'\n{start}{more}")
 
 
-@pytest.mark.parametrize(("backend", "module"), STAND_INS)
-def test_the_chip_of_an_installed_package_is_found_and_computes(run_python, tmp_path, backend, module):
+# torch.compile takes seconds: it is tried for one chip, and for all of them with the slow tests.
+COMPILED = [
+    pytest.param(*stand_in.values, how, id=f"{stand_in.id}-{how}", marks=pytest.mark.slow if is_slow else ())
+    for number, stand_in in enumerate(STAND_INS)
+    for how, is_slow in (("compiled", number > 0), ("not compiled", number == 0))
+]
+
+
+@pytest.mark.parametrize(("backend", "module", "how"), COMPILED)
+def test_the_chip_of_an_installed_package_is_found_and_computes(run_python, tmp_path, backend, module, how):
     write_stand_in(tmp_path, module, backend)
     code = """
         import sys, torch, ditorch
-        from ditorch import doctor
-        name, device = sys.argv[1:]
+        from ditorch import doctor, surroundings
+        name, device, how = sys.argv[1:]
         assert ditorch.backend().name == name, ditorch.backend()
         assert torch.ones(2, device=device).device.index == 0
 
@@ -56,6 +64,8 @@ def test_the_chip_of_an_installed_package_is_found_and_computes(run_python, tmp_
         backend = torch.distributed.distributed_c10d.BackendConfig(torch.distributed.Backend("cpu:gloo,cuda:nccl"))
         assert backend.get_device_backend_map() == {"cpu": "gloo", device: ditorch.backend().collectives}
 
+        if how == "not compiled":
+            surroundings._compiled = lambda *_: None
         report = doctor.examine()
         assert report.healthy, report.checks
         assert [f.name for f in report.findings if f.reason is None] == [name, "sim", "cpu"], report.findings
@@ -63,9 +73,8 @@ def test_the_chip_of_an_installed_package_is_found_and_computes(run_python, tmp_
         assert report.versions[ditorch.backend().module] == "9.8.7"
         assert not ditorch.backend().migration_active()
     """
-    done = run_python(
-        code, backend.name, backend.device_type, PYTHONPATH=str(tmp_path), DITORCH_DISABLE_MOCK="0", DITORCH_BACKEND=""
-    )
+    environment = {"PYTHONPATH": str(tmp_path), "DITORCH_DISABLE_MOCK": "0", "DITORCH_BACKEND": ""}
+    done = run_python(code, backend.name, backend.device_type, how, **environment)
     assert done.stderr.startswith(f"ditorch: {backend.name} ({backend.title}) torch ")
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Callable
 
 import pytest
@@ -10,11 +11,12 @@ import pytest
 
 @pytest.fixture
 def ditorch_command(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `python -m ditorch …` in an empty folder, as a user would, on the simulated accelerator."""
+    """Runs `ditorch …` in an empty folder, as a user would, on the simulated accelerator; or Python, with arguments."""
+    command = Path(sys.executable).with_name("ditorch")
 
-    def run(*arguments, python=("-m", "ditorch"), input="", **environment) -> subprocess.CompletedProcess[str]:
+    def run(*arguments, python=None, input="", **environment) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *python, *map(str, arguments)],
+            [*([command] if python is None else [sys.executable, *python]), *map(str, arguments)],
             capture_output=True,
             text=True,
             input=input,

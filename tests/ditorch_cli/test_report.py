@@ -12,8 +12,6 @@ import pytest
 
 from ..ditorch_report import runs
 
-WITHOUT_TORCH = ("-c", "import ditorch_cli; ditorch_cli.main()")  # `python -m ditorch` imports it
-
 
 def test_a_run_with_a_live_page(tmp_path):
     """`ditorch run --live`: served while the program runs; report.html is there when it has ended."""
@@ -49,13 +47,13 @@ def test_a_run_with_a_live_page(tmp_path):
 
 
 def test_a_live_page_needs_a_tool(ditorch_command):
-    done = ditorch_command("run", "--live", "train.py", python=WITHOUT_TORCH)
+    done = ditorch_command("run", "--live", "train.py")
     assert done.returncode == 2
     assert "--live shows what tools find" in done.stderr
 
 
 def test_a_report_of_what_is_no_run(ditorch_command):
-    done = ditorch_command("report", "nowhere", python=WITHOUT_TORCH)
+    done = ditorch_command("report", "nowhere")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "ditorch report: nowhere cannot be reported: there is no such folder\n"
 
@@ -68,7 +66,6 @@ def test_a_report_needs_no_torch(ditorch_command, tmp_path):
         "run",
         "--out",
         "page.html",
-        python=WITHOUT_TORCH,
         PYTHONPATH=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,6 @@ def test_a_status_blames_one_cause(ditorch_command, tmp_path):
     command = ["conformance", "ops", "--ops", ",".join(EXPECTED), "--dtypes", "float32", "--samples", "2"]
     done = ditorch_command(
         *(*command, "--out", out, "--tries", "1", "--json"),
-        python=("-c", "import ditorch_cli; ditorch_cli.main()"),
         DITORCH_FAULTS="; ".join(f"{kernel}: {fault}" for kernel, fault in FAULTS.items()),
     )
     assert done.returncode == 1, done.stderr

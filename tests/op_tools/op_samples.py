@@ -22,8 +22,8 @@ def ops() -> list[Any]:
 
 
 def chunks(count: int) -> list[Any]:
-    """The parts of a test of every op: one in four always runs, the others with the slow tests."""
-    return [number if number % 4 == 1 else pytest.param(number, marks=pytest.mark.slow) for number in range(count)]
+    """The parts of a test of every op: one in eight always runs, the others with the slow tests."""
+    return [number if number % 8 == 1 else pytest.param(number, marks=pytest.mark.slow) for number in range(count)]
 
 
 def full_name(op: Any) -> str:

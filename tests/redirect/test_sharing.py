@@ -24,13 +24,11 @@ PROGRAM = """
             tensor.mul_(2)
             outbox.put((tensor.device.type, tensor.device.index, tensor.tolist()))
 
-    def train(model, done):
+    def train_and_answer(model, outbox, inbox):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(7)
-        done.put(type(model.weight).__name__)
-
-    def answer(outbox, inbox):
+        outbox.put(type(model.weight).__name__)
         outbox.put({"made here": torch.arange(3., device="cuda:1"), "none": torch.empty(0, 3, device="cuda")})
         inbox.get()  # the sender must live until its tensor has been used, as with CUDA
 
@@ -50,13 +48,9 @@ PROGRAM = """
 
         model = torch.nn.Linear(2, 1).cuda()
         model.share_memory()
-        trainer = context.Process(target=train, args=(model, outbox), daemon=True)
-        trainer.start()
-        print(outbox.get(timeout=100), model.weight.tolist())
-        trainer.join(100)
-
-        other = context.Process(target=answer, args=(outbox, inbox), daemon=True)
+        other = context.Process(target=train_and_answer, args=(model, outbox, inbox), daemon=True)
         other.start()
+        print(outbox.get(timeout=100), model.weight.tolist())
         answered = outbox.get(timeout=100)
         print({name: (str(value.device), value.tolist()) for name, value in answered.items()})
         inbox.put(None)

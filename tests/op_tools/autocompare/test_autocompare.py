@@ -905,7 +905,10 @@ def test_the_exit_code_tells_that_something_is_wrong(device, run_python, worker)
     assert done.returncode == 1
     assert "the program goes on" in done.stdout
     assert "op_tools: 1 op calls are wrong, the worst: torch.Tensor.matmul output" in done.stderr
-    assert run_python(PROGRAM, device, worker).returncode == 0
+
+
+def test_the_exit_code_is_the_programs_own_where_nobody_asked(device, run_python):
+    assert run_python(PROGRAM, device, "1").returncode == 0
 
 
 @pytest.mark.parametrize(
