@@ -18,8 +18,6 @@ from torch.utils import checkpoint
 from op_tools.core.call import OpCall
 
 _Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)  # a region between its two passes
-# (pack, unpack) of whoever wants to keep the tensors that autograd saves; older releases do not tell
-_top_hooks: Callable[[bool], Any] | None = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 class CheckpointedCall:
@@ -63,12 +61,11 @@ class CheckpointedCalls:
     def __init__(self) -> None:
         self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
 
-    def find(self, call: OpCall) -> CheckpointedCall | None:
-        """None for a call outside of checkpointing, or one of which nobody knows the first pass."""
-        hooks = None if _top_hooks is None or _Frame is None or not torch.is_grad_enabled() else _top_hooks(False)
-        if hooks is None:
+    def find(self, call: OpCall, pack: Any) -> CheckpointedCall | None:
+        """`pack`: of the hooks on top. None for a call outside of checkpointing, or whose first pass is not known."""
+        if _Frame is None or not torch.is_grad_enabled():
             return None
-        frame, is_second = _region_of(hooks[0])
+        frame, is_second = _region_of(pack)
         if frame is None:
             return None
         region = self._regions.get(frame)
@@ -77,7 +74,7 @@ class CheckpointedCalls:
                 return None  # nobody was looking in its first pass
             region = self._regions[frame] = _Region()
         place = call.name, call.where.line()
-        return region.second_pass(place, hooks[0]) if is_second else region.first_pass(place)
+        return region.second_pass(place, pack) if is_second else region.first_pass(place)
 
 
 def _region_of(pack: Any) -> tuple[Any, bool]:

@@ -26,7 +26,7 @@ from op_tools.autocompare.on_device import OnDevice
 from op_tools.autocompare.on_host import OnHost
 from op_tools.autocompare.prefilter import first_look
 from op_tools.autocompare.recomputed import CheckpointedCall, CheckpointedCalls
-from op_tools.autocompare.reference import runs
+from op_tools.autocompare.reference import runs, shield
 from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy, wants_gradients
 from op_tools.autocompare.turns import Turns, UntilCovered
 from op_tools.autocompare.without_dropout import SecondRun
@@ -189,7 +189,8 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
     # -- one call -----------------------------------------------------------------------------------------------------
 
     def before(self, call: OpCall) -> CallInProgress | SecondRun | None:
-        checkpointed = self._checkpointed.find(call)
+        hooks = shield.top_hooks(False)  # of whoever keeps the tensors that autograd saves
+        checkpointed = self._checkpointed.find(call, hooks[0]) if hooks else None
         is_second = checkpointed is not None and checkpointed.kept is not None  # pass of a call that is compared
         if catalogue.has(call.name, Trait.EMPTY) or not (self._is_wanted(call) or is_second):
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any, Callable, Generic, TypeVar
 
@@ -124,6 +124,11 @@ class _PendingCall(DeferredCall):
         self.pending_rows = pending_rows
 
 
+@cache
+def _max_calls(device: torch.device) -> int:
+    return _MAX_CALLS if fused.is_there(device) else _MAX_CALLS_ALONE
+
+
 class _LookWindow(CallWindow[_PendingCall]):
     """Calls that are looked at together."""
 
@@ -132,7 +137,7 @@ class _LookWindow(CallWindow[_PendingCall]):
         self._looks: list[Look] = []
         self._bytes = 0
         self._max_bytes = max_bytes
-        self._max_calls = _MAX_CALLS if fused.is_there(device) else _MAX_CALLS_ALONE
+        self._max_calls = _max_calls(device)
 
     def add(self, record: _PendingCall) -> bool:
         """True where it is full now."""
