@@ -46,7 +46,7 @@ def begun(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def ended(folder: Path, summary: dict[str, Any], status: int) -> dict[str, Any]:
+def ended(folder: Path, summary: dict[str, Any], model: dict[str, Any], status: int) -> dict[str, Any]:
     """The same, with what the processes told."""
     found: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
     processes = summary["processes"]
@@ -60,6 +60,7 @@ def ended(folder: Path, summary: dict[str, Any], status: int) -> dict[str, Any]:
         device=device,
         world_size=max((one["world_size"] for one in processes), default=1),
         seeds={f"rank {one['rank']}, pid {one['pid']}": one["seed"] for one in processes},
+        **model,
     )
     return found
 

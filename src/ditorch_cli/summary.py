@@ -17,6 +17,7 @@ from ditorch_cli.manifest import FILE as MANIFEST
 from ditorch_cli.manifest import write_whole
 
 SCHEMA = "ditorch.summary/1"
+OUTSIDE = ("model", "first_inputs")
 PROCESS_SCHEMA = "ditorch.process/1"  # as op_tools/run/record.py writes it
 Row = dict[str, Any]
 
@@ -65,7 +66,7 @@ def of(folder: Path, status: int | None) -> Row:
         "command": manifest["command"],
         "ranks": manifest.get("variables", {}).get("OP_TOOLS_RANKS"),
         "status": status,
-        "processes": [_without_tools(record) for record in processes],
+        "processes": [_without_lists(record) for record in processes],
         "tools": _totals(processes),
         "wrong": _wrong(processes),
         "alerts": _alerts(processes),
@@ -84,8 +85,14 @@ def write(folder: Path, summary: Row, text: str) -> None:
     write_whole(folder / "summary.txt", text)
 
 
-def _without_tools(record: Row) -> Row:
-    return {key: value for key, value in record.items() if key != "tools"}
+def _without_lists(record: Row) -> Row:
+    return {key: value for key, value in record.items() if key not in ("tools", *OUTSIDE)}
+
+
+def model(folder: Path) -> Row:
+    """Of the first rank that tells: parameters and buffers at the first step, and the steps' first inputs."""
+    told = next((record for record in records(folder) if "model" in record), {})
+    return {key: told[key] for key in OUTSIDE if key in told}
 
 
 def _rows(processes: Iterable[Row], tools: Iterable[str]) -> Iterator[Row]:

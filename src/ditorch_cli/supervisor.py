@@ -99,7 +99,7 @@ def _end(folder: Path, status: int) -> None:
     _wait_for_others(folder)
     try:
         found = summary.of(folder, status)
-        manifest.write(folder, manifest.ended(folder, found, status))
+        manifest.write(folder, manifest.ended(folder, found, summary.model(folder), status))
         summary.write(folder, found, screen.text(found, width=100))
     except OSError as error:
         print(f"ditorch: the summary in {folder} cannot be written: {error.strerror}", file=sys.stderr)

@@ -24,6 +24,8 @@ def add(folder: RunFolder, table: CallTable) -> str:
             identity = {"host": about.get("host", ""), "rank": about.get("rank", 0), "pid": pid_of(path)}
             identity["pid"] = about.get("pid", identity["pid"])
             for record in pack.read(path):
+                if record.op in (blocks.MODEL, blocks.STEP):
+                    continue  # no calls
                 place = {"step": record.step, "module": record.module, "where": record.source}
                 call = table.call({**identity, "forward_id": record.forward_id, **place}, record.op)
                 if len(table.calls) <= MAX_CALLS:

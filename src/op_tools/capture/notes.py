@@ -1,6 +1,7 @@
 """What is noted of the tensors of every call: a key of all that their description tells, and where they lie.
 
-Asked for at every call, so in C++ where that is there (native/csrc/notes.h), with the same answers.
+Asked for at every call, so in C++ where that is there (native/csrc/notes.h), with the same answers. Of a DTensor, which
+Python looks at, this rank's part is meant.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, Callable, Optional
 from torch import Tensor
 
 from op_tools import native
+from op_tools.capture import placements
+from op_tools.capture.placements import local
 
 Noted = tuple[Any, list[Tensor], Optional[bytes]]  # the key, the tensors, the addresses of their elements
 
@@ -24,7 +27,9 @@ def noter() -> Callable[[Any, dict[str, Any]], Noted]:
         return note
 
     def fast(args: Any, kwargs: dict[str, Any]) -> Noted:
-        return in_native(args, kwargs) or note(args, kwargs)
+        noted = in_native(args, kwargs)
+        has_shards = noted is not None and placements.are_in_use() and any(local(one) is not one for one in noted[1])
+        return note(args, kwargs) if noted is None or has_shards else noted
 
     return fast
 
@@ -42,8 +47,11 @@ def note(args: Any, kwargs: dict[str, Any]) -> Noted:
 def _note(values: Iterable[Any], tensors: list[Tensor], key: list[Any]) -> None:
     for value in values:
         if isinstance(value, Tensor):
-            tensors.append(value)
-            key.append((value.dtype, value.shape, value.device, value.requires_grad))
+            own = local(value)
+            tensors.append(own)
+            key.append((own.dtype, own.shape, own.device, value.requires_grad))
+            if own is not value:
+                key.append((value.shape, str(getattr(value, "placements", ""))))
         elif isinstance(value, (list, tuple)):
             key.append(len(value))
             _note(value, tensors, key)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from op_tools.capture.notes import Found, unchanged_tensors
+from op_tools.capture.outside import Given
 from op_tools.core.call import OpCall
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -39,7 +40,7 @@ class Repeats:
             self._memory.forget()
             self.is_empty = True
 
-    def find(self, call: OpCall, tensors: list[Tensor]) -> Found | None:
+    def find(self, call: OpCall | Given, tensors: list[Tensor]) -> Found | None:
         """Those that are known, and where their digests are."""
         if not call.name.startswith(_LIST_OPS):
             self._run = _NOWHERE
@@ -49,7 +50,7 @@ class Repeats:
             self.forget()
         return None if self.is_empty else self._memory.find(tensors)
 
-    def remember(self, call: OpCall, tensors: list[Tensor], found: Found | None, description: int) -> None:
+    def remember(self, call: OpCall | Given, tensors: list[Tensor], found: Found | None, description: int) -> None:
         """Notes where the digests of all these tensors are, for what comes next."""
         if self._run is not _NOWHERE:
             # versions alone do not tell: on CUDA, torch._foreach_lerp_ leaves them as they are
@@ -58,7 +59,7 @@ class Repeats:
             self._memory.remember(tensors, found, description, call.id, changed)
             self.is_empty = False
 
-    def _is_same_run(self, call: OpCall) -> bool:
+    def _is_same_run(self, call: OpCall | Given) -> bool:
         """Whether the function that calls is the one of last time, further on: a new run would begin before that."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(_OURS):

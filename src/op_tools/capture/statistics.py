@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
+from op_tools.capture.descriptions import description
 from op_tools.capture.notes import noter
+from op_tools.capture.outside import Given, Outside
 from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
@@ -25,7 +27,6 @@ from op_tools.output import messages, paths, process, tables
 from op_tools.output.writer import Writer
 from op_tools.storage import files
 from op_tools.storage.pack import Pack
-from op_tools.values import trees
 
 _LARGEST_FILE = 256 * 2**20
 _MOST_SITES = 100_000  # places in the program; shapes that change at every step would fill the memory
@@ -69,6 +70,7 @@ class Statistics:
         self._fused_stages: dict[tuple[torch.device, int], digests.DigestStage] = {}
         self._sites: dict[Any, _Site] = {}
         self._repeats = Repeats()
+        self._outside = Outside(self._add)
         self._repeated: list[tuple[_Label, bytes]] = []  # records whose numbers are those of others
         self._unsettled = 0  # records since the repeated ones were written
         self._calls = 0
@@ -84,6 +86,8 @@ class Statistics:
     def before(self, call: OpCall) -> tables.Described | bool | None:
         if self._writer.is_broken:
             return None
+        if _graph_task() < 0:
+            self._outside.look(call)
         self._add(call, "input", call.args, call.kwargs)
         return tables.inputs(call) if self._tells else True
 
@@ -124,12 +128,15 @@ class Statistics:
     def files(self) -> list[str]:
         return self._files
 
+    def facts(self) -> dict[str, Any]:
+        return self._outside.facts()
+
     # -- at the call --------------------------------------------------------------------------------------------------
 
-    def _add(self, call: OpCall, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _add(self, call: OpCall | Given, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         key, tensors, addresses = self._note(args, kwargs)
         # without a tensor on a device among its arguments, this may turn out to be no call of ours
-        is_doubtful = part == "input" and tensors and tensors[0].is_cpu and not self._sees_cpu
+        is_doubtful = part not in ("output", "gradients") and tensors and tensors[0].is_cpu and not self._sees_cpu
         if not tensors or (is_doubtful and all(tensor.is_cpu for tensor in tensors)):
             return
         with_gradients = torch.is_grad_enabled()
@@ -148,7 +155,8 @@ class Statistics:
                 site = self._sites.get(place)
                 if site is None:
                     site = self._sites[place] = _Site(len(self._sites), tensors, known)
-                    self._writer.add(partial(self._describe, _description(call, part, args, kwargs, in_backward)))
+                    described = description(call, part, args, kwargs, in_backward)
+                    self._writer.add(partial(self._describe, site.number, described))
                 self._order += 1
                 label = (site.number, call.id, call.step, self._order)
                 self._digest(site, tensors, addresses, label)
@@ -225,8 +233,9 @@ class Statistics:
             self._bytes += self._pack.length
             self._pack = None
 
-    def _describe(self, description: dict[str, Any]) -> None:
+    def _describe(self, number: int, description: dict[str, Any]) -> None:
         self._file().describe(description)
+        self._outside.described(number, description)
 
     def _write(self, labels: list[tuple[_Label, list[int]]], digests: Tensor) -> None:
         numbers = [number for _, numbers in labels for number in numbers]
@@ -252,6 +261,7 @@ class Statistics:
             self._pack.repeat(lines)
 
     def _write_lines(self, labels: Tensor, numbers: list[int], digests: Tensor) -> None:
+        self._outside.digested(labels, numbers, digests)
         pack = self._file()
         places = torch.tensor(numbers, dtype=torch.int64, device="cpu")[:, None]
         pack.add(torch.cat([labels, places, digests], 1))
@@ -273,35 +283,3 @@ def _spread(labels: list[_Label], times: list[int]) -> Tensor:
     """Each label so many times."""
     lines = torch.tensor(labels, dtype=torch.int64, device="cpu")
     return lines.repeat_interleave(torch.tensor(times, dtype=torch.int64, device="cpu"), 0)
-
-
-def _description(
-    call: OpCall, part: str, args: tuple[Any, ...], kwargs: dict[str, Any], in_backward: bool
-) -> dict[str, Any]:
-    if part == "gradients":
-        inputs, outputs = args
-        tensors = _described("grad_inputs", trees.arguments(tuple(inputs), {}))
-        tensors += _described("grad_outputs", trees.arguments(tuple(outputs), {}))
-    else:
-        tensors = _described(part, trees.results(args[0]) if part == "output" else trees.arguments(args, kwargs))
-    described = {"op": call.name, "source": call.where.line(), "module": call.where.module, "tensors": tensors}
-    return {**described, "recomputed": True} if in_backward else described
-
-
-def _described(part: str, places: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
-    tensors = [(place, value) for place, value in places if isinstance(value, Tensor)]
-    return [_tensor_described(part, place.strip(), tensor) for place, tensor in tensors]
-
-
-def _tensor_described(part: str, place: str, tensor: Tensor) -> dict[str, Any]:
-    described = {
-        "part": part,
-        "place": place,
-        "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).partition(".")[2],
-        "device": str(tensor.device),
-        "requires_grad": tensor.requires_grad,
-    }
-    if staged_as(tensor) is None:
-        described["note"] = f"there are no statistics of {tensor.layout} tensors of {tensor.dtype}"
-    return described

@@ -54,6 +54,10 @@ class Keeper(Protocol[State, Kept]):
         """What was written: files, or the folder of many."""
         ...
 
+    def facts(self) -> dict[str, Any]:
+        """Other figures of the whole run."""
+        ...
+
 
 class OpCapture(Tool[object, object]):  # each mode has states of its own, which only its keeper looks into
     """Saves inputs, outputs, grad_inputs and grad_outputs of every op call, or statistics of them.
@@ -78,6 +82,7 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         mode = settings.argument("mode", self._mode, settings.CAPTURE_MODE)
         memory = settings.argument("memory", self._memory, settings.CAPTURE_MEMORY)
         self._calls: Counter[str] = Counter()
+        self.sees_shards = mode == "statistics"
         self._keeper = Data(self, memory) if mode == "data" else Statistics(self)
         self._collectives = Collectives()
         self._collectives.start()
@@ -85,7 +90,10 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
     def collected(self) -> Results:
         """How many calls of each op were captured. `files`: the folder, or the files of statistics."""
         calls = self._calls.most_common()
-        return Results("OpCapture", ("op", "calls"), calls, sum(self._calls.values()), files=self._keeper.files())
+        about = self._keeper.facts()
+        return Results(
+            "OpCapture", ("op", "calls"), calls, sum(self._calls.values()), files=self._keeper.files(), **about
+        )
 
     def stopped(self) -> None:
         with_modes_aside(self._collectives.close)
@@ -191,6 +199,9 @@ class Data:
 
     def files(self) -> list[str]:
         return [str(paths.capture_root(self._out))] if self._files.count else []
+
+    def facts(self) -> dict[str, Any]:
+        return {}
 
     def _save_inputs(self, begun: _Begun) -> None:
         if begun.inputs is not None:

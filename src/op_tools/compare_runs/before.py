@@ -25,7 +25,7 @@ _MAX_NAMED = 20
 
 def differences(a: Run, b: Run) -> list[Before]:
     """Nothing where a run has no manifest: OpCapture alone writes none."""
-    return [*_of_manifests(a.manifest(), b.manifest()), *_of_models(a.processes(), b.processes())]
+    return list(_of_manifests(a.manifest(), b.manifest()))
 
 
 def _of_manifests(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Before]:
@@ -51,21 +51,6 @@ def _of_manifests(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Before]:
     seeds = [sorted(str(seed) for seed in _part(one, "seeds").values()) for one in (a, b)]
     if seeds[0] != seeds[1]:
         yield Before("seeds", "torch.initial_seed()", seeds[0], seeds[1])
-
-
-def _of_models(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> Iterator[Before]:
-    """Parameters and buffers as they were at the first step, by name."""
-    for one, other in zip(a, b):
-        x = {row["name"]: row for row in one.get("model", ()) if isinstance(row, dict) and "name" in row}
-        y = {row["name"]: row for row in other.get("model", ()) if isinstance(row, dict) and "name" in row}
-        if not x or not y:
-            continue
-        for name in sorted(x.keys() ^ y.keys())[:_MAX_NAMED]:
-            yield Before("code", f"parameter {name}", name in x, name in y)
-        for name in [name for name in x if name in y][: 10 * _MAX_NAMED]:
-            for key in ("shape", "dtype"):
-                if x[name].get(key) != y[name].get(key):
-                    yield Before("code", f"{key} of {name}", x[name].get(key), y[name].get(key))
 
 
 def _part(manifest: dict[str, Any], name: str) -> dict[str, Any]:

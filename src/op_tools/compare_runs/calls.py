@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from op_tools.device import sketch
+from op_tools.storage.blocks import MODEL, STEP
 
 if TYPE_CHECKING:
     from op_tools.storage.blocks import Lines
@@ -29,13 +30,15 @@ class Kind:
     """What is the same for a tensor at each call of one place in the program."""
 
     __slots__ = (
-        "dtype", "group", "is_float", "name", "norms", "numel", "part", "place", "real_shape", "requires_grad", "shape",
-        "unit",
+        "dtype", "group", "is_float", "is_summand", "name", "norms", "numel", "part", "place", "real_shape",
+        "requires_grad", "shape", "start", "unit", "whole",
     )  # fmt: skip
 
     def __init__(self, described: dict[str, Any]) -> None:
         self.part = str(described["part"])
         self.place = place = str(described["place"])
+        if self.part in ("parameter", "buffer"):
+            self.place = place = plain_module(place)
         self.name = f"{self.part}{place}" if place.startswith("[") or not place else f"{self.part} {place}"
         self.requires_grad = bool(described.get("requires_grad", False))
         self.shape = tuple(int(size) for size in described["shape"])
@@ -45,6 +48,11 @@ class Kind:
         self.real_shape = (*self.shape, 2) if self.dtype.startswith("complex") else self.shape
         self.numel = max(math.prod(self.real_shape), 1)
         self.norms = _norms(self.real_shape)
+        # of a DTensor's part: the shape of the whole, where it begins there, and whether ranks have summands of it
+        whole = described.get("whole")
+        self.whole = None if whole is None else tuple(int(size) for size in whole)
+        self.start = tuple(int(place) for place in described.get("start", ()))
+        self.is_summand = any(str(one).startswith(("P", "_Norm", "Partial")) for one in described.get("placements", ()))
         # of ops on lists: the number in the list, by which results belong to arguments
         found = re.search(r"\[(\d+)\]$", place)
         self.group = int(found[1]) if found else -1
@@ -76,13 +84,14 @@ class Distance:
 class Seen:
     """One tensor: a line of its step's numbers, or numbers that were put together from several ranks'."""
 
-    __slots__ = ("_numbers", "apart", "checksum", "kind", "lines", "norm", "other", "row")
+    __slots__ = ("_numbers", "apart", "checksum", "key", "kind", "lines", "norm", "other", "row")
 
     def __init__(self, kind: Kind, lines: Lines | None, row: int, checksum: int, norm: float) -> None:
         self.kind = kind
         self.lines = lines
         self.row = row
         self.checksum = checksum
+        self.key = checksum  # by which it is known again: what is put together has that of the first rank's part
         self.norm = norm
         self._numbers: Numbers | None = None
         # a tensor of the other run, and how far apart they are; where that is known
@@ -107,13 +116,14 @@ class Seen:
 class Site:
     """A place in the program: the op, its source line and module, and the tensors of one part of it."""
 
-    __slots__ = ("is_list", "is_recomputed", "key", "kinds", "module", "op", "source")
+    __slots__ = ("is_list", "is_outside", "is_recomputed", "key", "kinds", "module", "op", "source")
 
     def __init__(self, described: dict[str, Any]) -> None:
         self.op, self.source = str(described["op"]), str(described["source"])
         self.module = plain_module(str(described["module"]))
         self.is_recomputed = bool(described.get("recomputed", False))
         self.is_list = "_foreach_" in self.op
+        self.is_outside = self.op in (MODEL, STEP)  # no call: what comes to the ops from outside
         self.kinds = [Kind(tensor) for tensor in described["tensors"]]
         # by this, calls of two runs are the same: no path of a machine, and no line number, which an edit moves
         self.key = "\n".join((self.op, self.module, plain_source(self.source), str(self.is_recomputed)))
@@ -148,7 +158,7 @@ class Call:
     def add(self, seen: Seen, order: int) -> None:
         """One tensor of the call."""
         part = seen.kind.part
-        if part == "input":
+        if part in ("input", "parameter", "buffer"):
             self.inputs[seen.kind.name] = seen
             self.order = self.order or order
         elif part == "output":

@@ -1,10 +1,10 @@
 """Runs of several ranks against a run of one: a call of all ranks, as the one process would have made it.
 
-How a tensor lies on the ranks is told by the shapes on both sides, or by the user's table (module pattern →
-dimension): its parts are shards along the dimension in which they are smaller, in the order of the ranks; or they are
-the same everywhere; or summands, whose sum or mean over the ranks is what the one process has. Gradients of a loss
-that each rank averages over its own part of the batch are as many times larger as there are ranks. Where shapes leave
-a choice, what fits best is taken: a fault fits none.
+How a tensor lies on the ranks is told by itself where it was a DTensor, else by the shapes on both sides, or by the
+user's table (module pattern → dimension): its parts are shards along the dimension in which they are smaller, in the
+order of the ranks; or they are the same everywhere; or summands, whose sum or mean over the ranks is what the one
+process has. Gradients of a loss that each rank averages over its own part of the batch are as many times larger as
+there are ranks. Where shapes leave a choice, what fits best is taken: a fault fits none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,21 @@ import re
 from collections.abc import Iterator, Sequence
 
 from op_tools.compare_runs.alignment import aligned
-from op_tools.compare_runs.calls import CHECKSUM, MAX, MEAN, MIN, NORM, SKETCH, STD, Backward, Call, Kind, Numbers, Seen
+from op_tools.compare_runs.calls import (
+    CHECKSUM,
+    MAX,
+    MEAN,
+    MIN,
+    NORM,
+    SKETCH,
+    STD,
+    UNITS,
+    Backward,
+    Call,
+    Kind,
+    Numbers,
+    Seen,
+)
 from op_tools.compare_runs.distance import distance
 from op_tools.compare_runs.shards import Shard, summed, whole
 
@@ -81,17 +95,41 @@ def _all(
 
 
 def _one(like: Seen, parts: list[Seen], dimension: int | None, is_gradient: bool) -> Seen | None:
-    candidates = list(_candidates(like, parts, dimension))
+    if any(part.kind.whole is not None for part in parts):
+        candidates = list(_as_placed(like, parts))
+    else:
+        candidates = list(_candidates(like, parts, dimension))
     if is_gradient:
         candidates += [_scaled(numbers, 1 / len(parts)) for numbers in candidates]
     kind = _kind(like.kind, parts[0].kind)
     best: tuple[float, Seen] | None = None
     for numbers in candidates:
         seen = Seen.of(kind, numbers)
+        seen.key = parts[0].key
         apart = distance(like, seen)
         if apart is not None and (best is None or apart.told < best[0]):
             best = apart.told, seen
     return None if best is None else best[1]
+
+
+def _as_placed(like: Seen, parts: list[Seen]) -> Iterator[Numbers]:
+    """Parts of DTensors, which tell themselves where they lie."""
+    shape = like.kind.shape
+    if any((part.kind.whole or part.kind.shape) != shape for part in parts):
+        return
+    if any(part.kind.is_summand for part in parts):
+        if all(part.kind.shape == shape for part in parts):
+            yield summed([part.numbers for part in parts], like.kind.real_shape)
+        return
+    by_start = {part.kind.start or (0,) * len(shape): part for part in parts if math.prod(part.kind.shape)}
+    if sum(math.prod(part.kind.shape) for part in by_start.values()) != math.prod(shape):
+        return
+    if len(by_start) == 1:
+        yield parts[0].numbers  # copies
+        return
+    extra = (0,) * (len(like.kind.real_shape) - len(shape))
+    shards = [Shard(part.numbers, part.kind.real_shape, (*start, *extra)) for start, part in by_start.items()]
+    yield whole(shards, like.kind.real_shape)
 
 
 def _candidates(like: Seen, parts: list[Seen], dimension: int | None) -> Iterator[Numbers]:
@@ -141,4 +179,5 @@ def _kind(like: Kind, part: Kind) -> Kind:
     if found is None:
         described = {"part": part.part, "place": part.place, "shape": like.shape, "dtype": part.dtype}
         found = _kinds[like, part] = Kind({**described, "requires_grad": part.requires_grad})
+        found.unit = max(found.unit, UNITS["float32"])  # no checksum tells that whole numbers are equal
     return found

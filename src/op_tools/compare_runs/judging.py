@@ -94,7 +94,7 @@ class Judge:
         found = [self._distance(one, other) for one, other in pairs]
         told = max((one.told for one in found if one is not None and one.told < math.inf), default=0.0)
         for seen_one in (first[0], second[0]):
-            key = seen_one.checksum
+            key = seen_one.key
             self._views[key] = max(told, self._views.get(key, 0.0))
 
     def forward(self, a: Call, b: Call, moved: Moved | None = None) -> Event:
@@ -128,7 +128,7 @@ class Judge:
             other = b.get(name)
             told = None if other is None else self._distance(seen, other)
             if told is not None:
-                viewed = self._views.get(seen.checksum, 0.0) if told.told and with_views else 0.0
+                viewed = self._views.get(seen.key, 0.0) if told.told and with_views else 0.0
                 found[name] = told if viewed <= told.told else Distance(viewed, max(viewed, told.at_most))
         return found
 
@@ -180,12 +180,12 @@ class Judge:
             if is_list and seen.kind.group != output.kind.group and output.kind.group >= 0:
                 continue
             own = max(own, found.at_most)
-            known = max(known, self._levels.get(seen.checksum, 0.0))
+            known = max(known, self._levels.get(seen.key, 0.0))
         return own, known
 
     def _remember(self, seen: Seen, level: float) -> None:
         if level < math.inf:
-            key = seen.checksum
+            key = seen.key
             self._levels[key] = max(level, self._levels.get(key, 0.0))
 
     def _unit(

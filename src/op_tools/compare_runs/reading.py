@@ -65,11 +65,6 @@ class Run:
         """What `ditorch run` wrote about it; empty where there is nothing."""
         return read_json(self.path / "manifest.json")
 
-    def processes(self) -> list[dict[str, Any]]:
-        """What `ditorch run` wrote about its processes, by rank."""
-        found = [read_json(path) for path in sorted((self.path / "processes").glob("*.json"))]
-        return sorted((one for one in found if one), key=lambda one: (one.get("rank", 0), one.get("pid", 0)))
-
     def steps(self, stream: Stream) -> Iterator[tuple[int, list[Call]]]:
         """The calls of each step, in the order in which they ran. A damaged file is a CaptureError where it is."""
         return _steps(self.streams[stream])
@@ -87,7 +82,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _steps(files: list[Path]) -> Iterator[tuple[int, list[Call]]]:
     """Lines come as devices handed them over: a step is whole after the last block that has lines of it."""
     last = _last_blocks(files)
-    waiting = sorted(last, key=lambda step: (last[step], step))
+    waiting = sorted(last)
     gathered: dict[int, list[Lines]] = {}
     sites: list[Site] = []
     reader: _Reader | None = None

@@ -65,7 +65,9 @@ def _before(found: Findings) -> Iterator[str]:
 def _difference(one: Before) -> str:
     if one.moves_numbers:
         apart = f", {one.a:.2g} apart" if isinstance(one.a, float) else ""
-        return f"{one.what} from outside, step {one.step}, rank {one.rank}: {one.name}{apart}"
+        if one.what == "weights":
+            return f"weights differ: {one.name}{apart} (step {one.step}, rank {one.rank})"
+        return f"step {one.step} got other data: {one.name}{apart} (rank {one.rank})"
     return f"{one.what}: {one.name}: {_short(one.a)} | {_short(one.b)}"
 
 

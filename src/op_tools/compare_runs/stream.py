@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Callable, NamedTuple
 
+from op_tools.compare_runs import outside
 from op_tools.compare_runs.alignment import aligned
 from op_tools.compare_runs.calls import Backward, Call
-from op_tools.compare_runs.distance import distance, same_bits
 from op_tools.compare_runs.findings import Before, Findings, ModuleRow, Place
 from op_tools.compare_runs.joining import Table, all_ranks, joined
 from op_tools.compare_runs.judging import Event, Judge
@@ -53,6 +54,7 @@ class StreamComparison:
         self._has_guilty = False
         self._is_first_step = True
         self._only: Counter[str] = Counter()
+        self._outside = outside.Outside(self._rank)
 
     def compare(self, a: Run, b: Run, healthy: Run | None) -> None:
         others = None if healthy is None or self._stream not in healthy.streams else healthy.steps(self._stream)
@@ -88,12 +90,13 @@ class StreamComparison:
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def _step(self, a: list[Call], b: list[Call], healthy: list[Call] | None) -> None:
-        pairs = aligned([call.site.key for call in a], [call.site.key for call in b])
+        (outside_a, a), (outside_b, b) = outside.split(a), outside.split(b)
+        if outside_a and outside_b:
+            given = self._aligned(outside_a, outside_b)
+            pairs_of_step = ((outside_a[i], outside_b[j]) for i, j in given)
+            self._found.before += self._outside.of_step(pairs_of_step, outside_a[0].step)
+        pairs = self._aligned(a, b)
         self._count_unpaired(a, b, pairs)
-        for i, j in pairs:
-            if a[i].parts or b[j].parts:
-                a[i] = joined(b[j], a[i], self._shards or ()) if a[i].parts else a[i]
-                b[j] = joined(a[i], b[j], self._shards or ()) if b[j].parts else b[j]
         self._judge.begin_step((a[i], b[j]) for i, j in pairs)
         third = {}
         if healthy is not None:
@@ -101,11 +104,22 @@ class StreamComparison:
         tasks = [task for i, j in pairs for task in _tasks(a[i], b[j], third.get(i))]
         tasks.sort(key=lambda task: task.order)
         if self._is_first_step and tasks:
-            self._look_at_outside(tasks)
+            # after the first forward pass come gradients
+            forward = itertools.takewhile(lambda task: task.backward is None, tasks)
+            self._found.before += self._outside.of_forward((task.a, task.b) for task in forward)
         events = [self._event(task) for task in tasks]
         self._judge_events(events)
         self._found.calls += len(pairs)
         self._is_first_step = self._is_first_step and not tasks
+
+    def _aligned(self, a: list[Call], b: list[Call]) -> list[tuple[int, int]]:
+        """Which is which; what ranks share is put together."""
+        pairs = aligned([call.site.key for call in a], [call.site.key for call in b])
+        for i, j in pairs:
+            if a[i].parts or b[j].parts:
+                a[i] = joined(b[j], a[i], self._shards or ()) if a[i].parts else a[i]
+                b[j] = joined(a[i], b[j], self._shards or ()) if b[j].parts else b[j]
+        return pairs
 
     def _event(self, task: _Task) -> Event:
         third = task.healthy
@@ -200,36 +214,9 @@ class StreamComparison:
             self._only.update(f"{call.site.op} in {call.site.module or 'no module'}" for call in left)
 
     def _note_data(self, event: Event) -> None:
-        if not any(one.what == "data" for one in self._found.before):
+        if event.distance > 2 * _unit(event) and not any(one.what == "data" for one in self._found.before):
             where = f"{event.a.site.op} ({event.a.site.source})"
             self._found.before.append(Before("data", where, event.distance, "", event.a.step, self._rank))
-
-    def _look_at_outside(self, tasks: list[_Task]) -> None:
-        """Inputs of the first forward pass that no call made: weights and data. After it come gradients."""
-        made: set[int] = set()
-        seen_weights: set[int] = set()
-        for task in tasks:
-            if task.backward is not None:
-                break
-            for name, tensor in task.a.inputs.items():
-                other, checksum = task.b.inputs.get(name), tensor.checksum
-                if other is None or checksum in made or checksum in seen_weights or same_bits(tensor, other):
-                    continue
-                seen_weights.add(checksum)
-                apart = distance(tensor, other)
-                unit = max(tensor.kind.unit, other.kind.unit)
-                if apart is None or apart.told > 2 * unit:
-                    what = "weights" if tensor.kind.requires_grad else "data"
-                    where = f"{task.a.site.module or task.a.site.op} {name}"
-                    told = None if apart is None else apart.told
-                    self._found.before.append(Before(what, where, told, "", task.a.step, self._rank))
-            made.update(tensor.checksum for tensor in task.a.outputs.values())
-            if not task.a.inputs and any(
-                name in task.b.outputs and not same_bits(tensor, task.b.outputs[name])
-                for name, tensor in task.a.outputs.items()
-            ):
-                where = f"{task.a.site.op} ({task.a.site.source})"
-                self._found.before.append(Before("data", where, None, "", task.a.step, self._rank))
 
 
 class _Follower:
@@ -273,12 +260,12 @@ def _chain(events: list[Event], begin: int) -> list[tuple[Event, str]]:
     for number, event in enumerate(events):
         results = event.a.outputs if event.phase != "backward" else {}
         for seen in results.values():
-            made.setdefault(seen.checksum, number)
+            made.setdefault(seen.key, number)
     after = [number for number in range(begin, len(events)) if events[number].phase == events[begin].phase]
     end = max(after, key=lambda number: events[number].distance, default=begin)
     way = [end]
     while way[-1] != begin and len(way) < _MAX_CHAIN:
-        sources = [made.get(seen.checksum, -1) for seen in events[way[-1]].a.inputs.values()]
+        sources = [made.get(seen.key, -1) for seen in events[way[-1]].a.inputs.values()]
         sources = [number for number in sources if begin <= number < way[-1]]
         if not sources:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, Callable
 
 from op_tools.core import guard, where
@@ -38,6 +39,17 @@ class Plan:
         self.print_stack = any(tool.print_stack for tool in chosen)
         self.announced = False
         self.shortcut: Callable[..., Any] | None = None
+        self.is_for_shards = False
+        self._for_shards: Plan | None = None
+
+    def for_shards(self) -> Plan | None:
+        """The same for calls with DTensors, which few tools know; None where none does."""
+        known = [tool for tool in self.watchers if tool.sees_shards]
+        if known and self._for_shards is None:
+            self._for_shards = copy(self)
+            self._for_shards.watchers, self._for_shards.changers = known, []
+            self._for_shards.is_for_shards = True
+        return self._for_shards
 
     def only_watches(self) -> None:
         """For a call that has run already: nothing can be changed or timed."""

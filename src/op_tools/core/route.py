@@ -41,7 +41,10 @@ def through_tools(
         place = place_of(kwargs.values()) or place
     if place is CPU and not (plan.moves or plan.sees_cpu):
         return func(*args, **kwargs)
-    reason = reason_to_leave_alone(place)
+    of_shards = plan.for_shards() if isinstance(place, type) and place.__name__ == "DTensor" else None
+    reason = reason_to_leave_alone(place if of_shards is None else DEVICE)
+    if of_shards is not None and reason is None:
+        return _call(of_shards, func, args, kwargs, True)
     if reason is not None:
         messages.say_not_seen_once(
             "left alone", reason, text=f"op_tools leaves {plan.name} and the like alone: {reason}"
@@ -65,7 +68,9 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     call = OpCall(plan.name, func, args, kwargs, where.here(plan.print_stack), STEPS.current)
     edges = None
     if plan.watches_gradients and torch.is_grad_enabled():
-        edges = gradients.edges_of_inputs(args, kwargs)
+        # the C++ helper does not know DTensors
+        find = gradients.edges_in_python if plan.is_for_shards else gradients.edges_of_inputs
+        edges = find(args, kwargs)
     # function modes are off already where one of them has called us
     aside = with_modes_aside if plan.inside_mode or dispatch_modes() else None
     states = _before(watchers, call) if aside is None else aside(_before, watchers, call)

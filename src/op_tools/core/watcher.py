@@ -37,6 +37,7 @@ class Watcher(Generic[State, Kept]):
     was_awake = False  # at some step since its start
     names_skipped_ops = True  # `skip OpCaptureHook on torch.Tensor.add`
     sees_cpu = False  # also calls whose tensors are all on the CPU: replay there
+    sees_shards = False  # also calls with DTensors, which others leave alone
 
     def started(self) -> None:
         """Called by `start`: reads further settings, opens files."""

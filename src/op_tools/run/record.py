@@ -26,6 +26,7 @@ from op_tools.storage import files
 SCHEMA = "ditorch.process/1"
 _SECONDS_BETWEEN = 10.0  # and less in the beginning: who is killed early shall leave something, too
 _MAX_ROWS = 200  # of each tool
+OUTSIDE = ("model", "first_inputs")  # what OpCapture tells of the process, not of calls
 
 
 class Finder(Protocol):
@@ -57,7 +58,9 @@ class Record:
         results = [tool.results for tool in self._tools]
         if not any(found.calls for found in results) and not STEPS.ended_by_optimizers:
             return  # a process that only helps, such as a launcher or a loader of data
-        found = {**self._facts(ended), "tools": [finite(one.as_dictionary(_MAX_ROWS)) for one in results]}
+        rows = [finite(one.as_dictionary(_MAX_ROWS)) for one in results]
+        about = {key: tool.pop(key) for tool in rows for key in OUTSIDE if key in tool}
+        found = {**self._facts(ended), **about, "tools": rows}
         path = self._folder / "{host}-rank{rank}-pid{pid}.json".format(**process.identity())
         try:
             files.put(str(path), [json.dumps(found, indent=1).encode()])

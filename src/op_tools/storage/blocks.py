@@ -25,6 +25,8 @@ _LAYOUTS = {MAGIC: 3, b"op_tools statistics 2\n": 2, b"op_tools statistics 1\n":
 _LONGEST_HEAD = 100_000
 BLOCK = struct.Struct("<cLL")  # kind, length, checksum
 DESCRIPTION, TABLE, REPEATED = b"D", b"T", b"R"
+# in place of an op: the model's parameters and buffers at the first step; what each step's first forward was given
+MODEL, STEP = "(model)", "(step)"
 # of a line: whole numbers, numbers, the sketch and its type
 _LINES = {3: (9, 5, SKETCH, "<f4"), 2: (9, 5, 4, "<f8"), 1: (8, 5, 4, "<f8")}
 _REPEATED = {3: 8, 2: 8, 1: 7}

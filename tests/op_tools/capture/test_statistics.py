@@ -12,6 +12,7 @@ import torch
 
 import op_tools
 from op_tools.capture import repeats, statistics
+from op_tools.core.steps import STEPS
 from op_tools.device import digest, digests, staging
 from op_tools.errors import CaptureError
 from op_tools.storage import blocks, pack
@@ -236,9 +237,12 @@ def test_a_record_tells_which_tensor_it_is_of(device):
         layer(torch.ones(4, 3, device=device)).sum().backward()
     found = {(record.part, record.place): record for record in pack.read(".")}
     assert list(found) == [
+        *(("parameter", "0.weight"), ("parameter", "0.bias"), ("input", "")),  # the model, and what it was given
         *(("input", "[0]"), ("input", "[1]"), ("input", "[2]"), ("output", "")),
         *(("grad_inputs", "[1]"), ("grad_inputs", "[2]"), ("grad_outputs", "")),
     ]
+    assert [found[key].op for key in list(found)[:3]] == ["(model)", "(model)", "(step)"]
+    assert found["parameter", "0.weight"].checksum == found["input", "[1]"].checksum
     weight = found["input", "[1]"]
     assert (weight.op, weight.module, weight.step) == ("torch.nn.functional.linear", "0", step)
     assert weight.source.endswith("layer(torch.ones(4, 3, device=device)).sum().backward()")
@@ -246,6 +250,30 @@ def test_a_record_tells_which_tensor_it_is_of(device):
     assert weight.device == str(layer[0].weight.device)
     check(weight, layer[0].weight)
     check(found["grad_inputs", "[1]"], layer[0].weight.grad)
+
+
+def test_the_model_and_the_inputs_of_each_step_are_told(device):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = STEPS.current
+    with op_tools.OpCapture(mode="statistics", verbose=0) as tool:
+        for number in range(3):
+            for _ in range(2):  # micro-batches: the first is told
+                model(torch.full((2, 4), float(number), device=device)).sum().backward()
+            optimizer.step()
+    facts = tool.results.facts
+    assert [(row["part"], row["name"], row["shape"]) for row in facts["model"]] == [
+        *(("parameter", "0.weight", [4, 4]), ("parameter", "0.bias", [4])),
+        *(("parameter", "1.weight", [4]), ("parameter", "1.bias", [4])),
+        *(("buffer", "1.running_mean", [4]), ("buffer", "1.running_var", [4]), ("buffer", "1.num_batches_tracked", [])),
+    ]
+    assert [row["step"] - first for row in facts["first_inputs"]] == [0, 1, 2]
+    checksums = {row["checksum"] for row in facts["first_inputs"]}
+    assert len(checksums) == 3
+    told = [record for record in pack.read(".") if record.op == "(step)"]
+    assert [record.mean for record in told] == [0, 1, 2]
+    running_mean = next(record for record in pack.read(".") if record.place == "1.running_mean")
+    assert running_mean.max == 0, "as it was before the first step"
 
 
 def test_lists_and_names(device):

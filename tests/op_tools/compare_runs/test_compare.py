@@ -48,10 +48,12 @@ def record(device):
         optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
         injection = faults.inject(fault, device) if fault else None
         generator = torch.Generator().manual_seed(data_seed)
+        other_step = options.pop("other_step", None)
         options = {"mode": "statistics", **options}
         with op_tools.OpCapture(out=name, verbose=0, **options):
-            for _ in range(2):
+            for step in range(2):
                 x = torch.randn(16, 24, generator=generator).to(device)
+                x = x.flip(0) if step == other_step else x
                 with torch.autocast(device, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
                     loss = net(x).square().mean()
                 loss.backward()
@@ -114,7 +116,9 @@ def test_the_first_divergence_is_the_broken_call(record):
 def test_other_weights_are_told_before_the_first_op_and_blame_nobody(record):
     code, found = compared(record("a"), record("b", seed=1))
     assert code == 1
-    assert "up input[1]" in [one["name"] for one in found["before"] if one["what"] == "weights"]
+    (weights,) = [one for one in found["before"] if one["what"] == "weights"]
+    assert weights["name"] == "4 of 6 parameters, first up.weight"
+    assert weights["a"] > 0.5
     assert found["guilty"] == []
     assert found["first_divergence"]["kind"] == "carried"
     assert found["first_divergence"]["op"] == "torch.nn.functional.linear"
@@ -123,7 +127,18 @@ def test_other_weights_are_told_before_the_first_op_and_blame_nobody(record):
 def test_other_data_is_told(record):
     code, found = compared(record("a"), record("b", data_seed=1))
     assert code == 1
-    assert {one["what"] for one in found["before"]} == {"data"}
+    assert [(one["what"], one["name"], one["step"]) for one in found["before"]] == [
+        ("data", "input", 0),
+        ("data", "input", 1),
+    ]
+    assert found["guilty"] == []
+    text = report.text(compare(Run(Path("a")), Run(Path("b"))), 120)
+    assert "step 1 got other data: input, 1.4 apart" in text
+
+
+def test_a_step_that_got_other_data_is_told(record):
+    _, found = compared(record("a"), record("b", other_step=1))
+    assert [(one["what"], one["step"]) for one in found["before"]] == [("data", 1)]
     assert found["guilty"] == []
 
 
