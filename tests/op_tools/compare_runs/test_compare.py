@@ -133,7 +133,7 @@ def test_other_data_is_told(record):
     ]
     assert found["guilty"] == []
     text = report.text(compare(Run(Path("a")), Run(Path("b"))), 120)
-    assert "step 1 got other data: input, 1.4 apart" in text
+    assert "step 1 got other data: input, " in text
 
 
 def test_a_step_that_got_other_data_is_told(record):
