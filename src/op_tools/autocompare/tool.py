@@ -197,7 +197,7 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
         drops = random_ops.may_be_random(call.name) and random_ops.drops_inside(call.name, call.args, call.kwargs)
         state = SecondRun(call) if drops else self._strategy.before(call)
         state.checkpointed = checkpointed
-        if checkpointed is not None:
+        if checkpointed is not None and is_second:
             checkpointed.begun = state
         return state
 
@@ -216,9 +216,12 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
         elif not is_whole:
             self._turns = Turns(call.step + 1)
         checkpointed = state.checkpointed
-        if checkpointed is None or kept is None:
+        if checkpointed is None:
             return kept
-        checkpointed.kept, checkpointed.begun = kept, None
+        checkpointed.begun = None
+        if kept is None:
+            return None
+        checkpointed.kept = kept
         return checkpointed
 
     def _after_dropout(self, call: OpCall, second: SecondRun) -> SecondRun | None:

@@ -128,10 +128,12 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     """True where two tensors of one dtype hold exactly the same: also the same NaN, and zeros of the same sign."""
     if left.shape != right.shape or left.dtype is not right.dtype:
         return False
+    if left.layout != torch.strided or right.layout != torch.strided:
+        left, right = dense(left), dense(right)
     if left.is_complex():
         return torch.equal(as_real(left), as_real(right))
     integers = _INTEGERS.get(left.element_size())
-    if integers is None or left.layout != torch.strided:
+    if integers is None:
         return torch.equal(left, right)
     return torch.equal(left.view(integers), right.view(integers))
 

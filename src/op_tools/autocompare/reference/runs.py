@@ -348,7 +348,7 @@ def _moved(
                 moved = moved.to(dtypes[moved.dtype])
         if device is not None:
             moved = moved.to(device)
-        if changes_inputs and moved.data_ptr() == tensor.data_ptr():
+        if changes_inputs and (moved.layout is not torch.strided or moved.data_ptr() == tensor.data_ptr()):
             moved = moved.clone()
         if graph and is_number and tensor.requires_grad:
             moved.requires_grad_()

@@ -72,3 +72,15 @@ def test_gradients_that_accumulate_are_looked_at_before_they_change(device):
             layer(x).square().mean().backward()
     assert not tool.results
     assert not tool.results.not_looked_at
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_sparse_tensors_and_their_gradients_are_compared(device, reference):
+    places = torch.tensor([[0, 1, 1, 3, 0], [2, 0, 0, 1, 2]], device=device)
+    values = torch.randn(5, device=device, requires_grad=True)
+    with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        matrix = torch.sparse_coo_tensor(places, values, (4, 4)).coalesce()
+        (matrix.values().square().sum() + torch.sparse.softmax(matrix, 1).to_dense().sum()).backward()
+    assert not tool.results
+    assert not tool.results.not_looked_at
