@@ -127,12 +127,15 @@ TENSOR_PARALLEL = """
         sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2)
         LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).save_pretrained("saved")
     plan = {"tp_plan": "auto"} if "RANK" in os.environ else {}
-    model = LlamaForCausalLM.from_pretrained("saved", dtype=torch.float32, **plan).cuda()
+    model = LlamaForCausalLM.from_pretrained("saved", dtype=torch.float32, **plan)
+    if not plan:
+        model.cuda()
     tokens = torch.arange(8, device="cuda")[None]
     loss = model(tokens, labels=tokens).loss.item()
     made = model.generate(tokens, max_new_tokens=4, do_sample=False, pad_token_id=0).tolist()
     kind = type(model.model.layers[0].self_attn.q_proj.weight).__name__
-    print(json.dumps({"loss": loss, "made": made, "kind": kind}) + "\\n", end="", flush=True)
+    found = {"loss": loss, "made": made, "kind": kind, "device": model.device.type}
+    print(json.dumps(found) + "\\n", end="", flush=True)
 """
 
 
@@ -202,5 +205,5 @@ def test_tensor_parallelism_of_transformers(run_program):
     """The group is bound to a device, and then split."""
     [one] = run_program(TENSOR_PARALLEL, "save")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    expected = {"loss": pytest.approx(one["loss"], rel=1e-5), "made": one["made"], "kind": "DTensor"}
+    expected = {"loss": pytest.approx(one["loss"], rel=1e-5), "made": one["made"], "kind": "DTensor", "device": "cuda"}
     assert run_program(TENSOR_PARALLEL, "load", launcher=launcher) == [expected, expected]

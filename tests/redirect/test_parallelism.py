@@ -567,11 +567,13 @@ def sum_of_ranks(group, rank):
 def do_groups_of_a_bound_group(rank, device):
     """The default group is bound to a device: PyTorch splits it then, which only NCCL can."""
     flat = dist.init_device_mesh("cuda", (1, SIZE), mesh_dim_names=("outer", "inner"))
+    others = [dist.init_device_mesh("cuda", (SIZE,)).get_group(), dist.new_group(list(range(SIZE)))]
     part = dist.split_group(split_ranks=[[0, 2], [1]])
     alone = dist.split_group(parent_pg=part, split_ranks=[[0]])  # the first process of each part
     none = dist.split_group(split_ranks=[[0, 2]])
     return {
         "mesh": [sum_of_ranks(flat.get_group(name), rank) for name in ("outer", "inner")],
+        "others": [sum_of_ranks(group, rank) for group in others],
         "part": sum_of_ranks(part, rank),
         "part of a part": None if alone is None else dist.get_process_group_ranks(alone),
         "outside": none is None,
@@ -583,6 +585,7 @@ def do_groups_of_a_bound_group(rank, device):
 def test_a_bound_group_can_be_split(results):
     first, second, third = results(do_groups_of_a_bound_group)
     assert [found["mesh"] for found in (first, second, third)] == [[0, 3], [1, 3], [2, 3]]
+    assert [found["others"] for found in (first, second, third)] == [[3, 3]] * SIZE
     assert [found["part"] for found in (first, second, third)] == [2, 1, 2]
     assert [found["part of a part"] for found in (first, second, third)] == [[0], [1], None]
     assert [found["outside"] for found in (first, second, third)] == [False, True, False]
@@ -607,6 +610,24 @@ def do_compressed_gradients(rank, device):
 
 def test_gradients_can_be_compressed_to_bfloat16(results):
     assert results(do_compressed_gradients) == [[[[2, 2]], [[2, 2]]]] * SIZE
+
+
+def do_gradients_of_low_rank(rank, device):
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    model = DistributedDataParallel(nn.Linear(4, 4, bias=False).cuda(), device_ids=[rank])
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    found = []
+    for _ in range(4):  # from the third on, gradients are products of two matrices
+        model.zero_grad()
+        model(torch.full((1, 4), rank + 1.0, device=device)).sum().backward()
+        found.append(model.module.weight.grad)
+    return [(gradient - 2).abs().max().item() < 1e-5 for gradient in found]
+
+
+def test_gradients_can_be_compressed_by_power_iteration(results):
+    assert results(do_gradients_of_low_rank) == [[True] * 4] * SIZE
 
 
 def do_symmetric_memory(rank, device):
