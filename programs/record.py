@@ -23,7 +23,8 @@ class Program:
     what: str
     # As typed without ditorch; `python` and `torchrun` are completed by run.py, `{device}` is cuda or cpu.
     command: str
-    # Distributions that must be installed; the first one's version stands in the table unless there is a repository.
+    # Distributions that must be installed ("transformers<5": in this version); the version of the first one stands in
+    # the table unless there is a repository.
     packages: tuple[str, ...] = ()
     # `owner/name` at GitHub, at `commit`, and the folder in it where the command is run.
     repository: str = ""
@@ -82,9 +83,11 @@ def library(name: str, what: str, *packages: str, **more: Any) -> Program:
     return Program(name, what, command, packages, **more)
 
 
-def _installed(distribution: str) -> bool:
+def _installed(requirement: str) -> bool:
+    from packaging.requirements import Requirement  # comes with pytest
+
+    asked = Requirement(requirement)
     try:
-        importlib.metadata.version(distribution)
+        return asked.specifier.contains(importlib.metadata.version(asked.name), prereleases=True)
     except importlib.metadata.PackageNotFoundError:
         return False
-    return True

@@ -52,7 +52,7 @@ def _command(program: Program) -> str:
     """As it is typed with ditorch in the checkout, or in programs/libraries."""
     command = program.command.format(device="cuda", libraries="…/programs/libraries")
     command = command.replace("python ", "ditorch run ", 1) if "torchrun " not in command else command
-    if command.startswith("torchrun "):
+    if "torchrun " in command:
         options, separator, script = command.partition("nproc_per_node=")
         ranks, _, script = script.partition(" ")
         command = f"{options}{separator}{ranks} -m ditorch run {script}"

@@ -105,6 +105,9 @@ LIBRARIES = (
     library("litgpt-training", "five families of GPT", "litgpt"),
     library("image-quality-measures", "9 measures and gradients", "piq", "pytorch-msssim"),
     library("geoopt-manifolds", "Riemannian Adam and SGD on four manifolds", "geoopt"),
+    library("schedule-free-optimizers", "steps of twelve optimizers", "schedulefree", "heavyball"),
+    library("rwkv-generation", "scripted inference, layers on several devices and in 8 bits", "rwkv"),
+    library("opacus-private-training", "gradients of every sample, hooks and functorch", "opacus"),
     library(
         "bitsandbytes-four-bits",
         "a layer of 4-bit weights, refused",

@@ -14,6 +14,25 @@ llama2_c = of("karpathy/llama2.c", "350e04f")
 cleanrl = of("vwxyzjn/cleanrl", "fe8d8a03", packages=("gymnasium", "tyro", "tensorboard"))
 vision = of("pytorch/vision", "e6f04004f0", packages=("torchvision",))
 timm = of("huggingface/pytorch-image-models", "aa4b5850", packages=("timm", "torchvision"))
+internevo = of(
+    "InternLM/InternEvo",
+    "58f723a",
+    packages=(
+        "transformers<4.47",
+        "datasets<4",
+        "sentencepiece",
+        "einops",
+        "boto3",
+        "pynvml",
+        "gputil",
+        "py-libnuma",
+        "pyecharts",
+        "tensorboard",
+        "pillow",
+    ),
+    numbers=r" loss=([\d.]+)",
+    uncompared=RANKS,
+)
 
 REPOSITORIES: tuple[Program, ...] = (
     nanogpt(
@@ -190,5 +209,17 @@ REPOSITORIES: tuple[Program, ...] = (
         packages=("einops", "pybind11", "triton"),
         numbers=r"'lm loss': tensor\(([\d.]+)",
         uncompared=RANKS,
+    ),
+    internevo(
+        "internevo-zero1",
+        "InternLM 2 in two ranks, the optimizer's state split (docs/internevo.md)",
+        "torchrun --master_addr=::1 --master_port=29711 --nproc_per_node=2 train.py "
+        "--config {libraries}/internevo_tiny.py --launcher torch",
+    ),
+    internevo(
+        "internevo-tensor",
+        "the same, tensor parallel",
+        "TENSOR=2 torchrun --master_addr=::1 --master_port=29712 --nproc_per_node=2 train.py "
+        "--config {libraries}/internevo_tiny.py --launcher torch",
     ),
 )
