@@ -335,7 +335,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def data(self, model: str, dtype: str, fault: str, ops: list[str]) -> Path:
+    def data(self, model: str, dtype: str, fault: str, ops: list[str], seed: int = 0) -> Path:
         """The second pass: the tensors of these ops in the first step of a faulty run."""
         path = self._folder / "data"
         shutil.rmtree(path, ignore_errors=True)
@@ -343,7 +343,7 @@ class Recorder:
         with warnings.catch_warnings(), kernels("split"), injector.inject(fault):
             warnings.simplefilter("ignore")
             with op_tools.OpCapture(out=path, ops=ops, steps=[0, 1], verbose=0):
-                train(model, dtype, steps=1)
+                train(model, dtype, seed=seed, steps=1)
         return path
 
     def run(
@@ -379,7 +379,7 @@ def first_wrong(faulty: Path, healthy: Path) -> tuple[int, str] | None:
 
 def _checksums(path: Path) -> tuple[int, dict[tuple[int, str], list[int]]]:
     found: dict[tuple[int, str], list[int]] = {}
-    records = list(op_tools.read_statistics(path))
+    records = [record for record in op_tools.read_statistics(path) if record.forward_id > 0]
     base = min(record.forward_id for record in records)
     for record in records:
         if record.part in ("output", "grad_inputs"):

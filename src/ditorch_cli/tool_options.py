@@ -156,6 +156,14 @@ OPTIONS: tuple[Option, ...] = (
         metavar="RUN",
     ),
     Option(
+        "--perturb",
+        "move the weights by a rounding error before they are first used, of their own dtype or of one that they are "
+        "computed in: how far healthy results move, for `ditorch compare --healthy`",
+        "OP_TOOLS_PERTURB",
+        "perturb",
+        choices=("own", "bfloat16", "float16", "tf32"),
+    ),
+    Option(
         "--ops",
         "the ops that tools watch: full names and regular expressions, with commas between them",
         "OP_TOOLS_LIST",

@@ -17,7 +17,6 @@ from ditorch_diagnosis.stages import Result, Stages, asked
 SCHEMA = "ditorch.diagnose/1"
 SAME, FOUND, UNEXPLAINED = "same", "found", "unexplained"
 _EXIT_CODES = {SAME: 0, FOUND: 1, UNEXPLAINED: 2}
-_MAX_SUSPECTS = 6  # ops whose data is captured
 _MAX_SCRIPTS = 3  # captures that are tried to be reproduced
 _COMES_BACK = 0.2  # of the distance of losses as it is
 
@@ -112,12 +111,10 @@ class Diagnosis:
 
     def _settled(self, statistics: Path, compared: Result) -> Result:
         """Captures the data of the suspects, and lets it decide."""
-        places = [compared["first_divergence"], *compared["guilty"], *compared["suspects"]]
-        places = [place for place in places if place]
-        if not places:
+        wanted = compared["second_pass"]
+        if wanted is None:
             return compared
-        step, rank = places[0]["step"], places[0]["rank"]
-        ops = list(dict.fromkeys(str(place["op"]) for place in places if place["step"] == step))[:_MAX_SUSPECTS]
+        ops, step, rank = wanted["ops"], wanted["step"], wanted["rank"]
         folder = self._folder / "data"
         variables = {
             "OP_TOOLS": "capture,losses", "OP_CAPTURE_MODE": "data", "OP_CAPTURE_LIST": ",".join(ops),

@@ -132,6 +132,7 @@ TOOL_NAMES = (
     "losses",
     "modules",
     "watch",
+    "perturb",
 )
 
 
@@ -184,6 +185,12 @@ INPUTS_FROM: Setting[Path | None] = Setting(
     None,
     lambda text: Path(text).expanduser(),
     "a run's folder: modules of OP_TOOLS_MODULES are given what they were given there: each shows its own error",
+)
+PERTURB = Setting(
+    "OP_TOOLS_PERTURB",
+    "own",
+    _one_of("own", "bfloat16", "float16", "tf32"),
+    "by whose rounding `ditorch run --perturb` moves the weights: that of their own dtype, or of one of these",
 )
 MONITOR_INTERVAL = Setting(
     "OP_TOOLS_MONITOR_INTERVAL", 1.0, _seconds, "seconds between the samples of `ditorch run --monitor`"

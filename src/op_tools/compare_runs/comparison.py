@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from op_tools.compare_runs import before
+from op_tools.compare_runs import before, second_pass
 from op_tools.compare_runs.findings import Findings, ModuleRow, Place
 from op_tools.compare_runs.joining import Table
 from op_tools.compare_runs.judging import LIMIT, Judge
@@ -50,6 +50,7 @@ def compare(
             findings.ranks.append(task.stream[0])
     if is_joined:
         findings.ranks = sorted({*a.ranks, *b.ranks})
+    findings.second_pass = second_pass.wanted(findings, b.path, str(b.manifest().get("command") or ""))
     return findings
 
 

@@ -75,6 +75,16 @@ class ModuleRow:
 
 
 @dataclass
+class SecondPass:
+    """Whose data to capture, and the command that does."""
+
+    ops: list[str]
+    step: int
+    rank: int
+    command: str
+
+
+@dataclass
 class Findings:
     """Of two runs."""
 
@@ -86,6 +96,7 @@ class Findings:
     guilty: list[Place] = field(default_factory=list)
     suspects: list[Place] = field(default_factory=list)  # those to capture the data of next, the most suspect first
     cleared: list[Place] = field(default_factory=list)  # that data has shown to be right
+    second_pass: SecondPass | None = None  # what would settle it; None where nothing is in doubt, or data was there
     worst: list[Place] = field(default_factory=list)
     modules: list[ModuleRow] = field(default_factory=list)
     not_comparable: list[str] = field(default_factory=list)

@@ -25,6 +25,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         "guilty": [asdict(place) for place in found.guilty],
         "before": [asdict(one) for one in found.before],
         "suspects": [asdict(place) for place in found.suspects],
+        "second_pass": None if found.second_pass is None else asdict(found.second_pass),
         "cleared": [asdict(place) for place in found.cleared],
         "chain": [asdict(place) for place in found.chain],
         "worst": [asdict(place) for place in found.worst],
@@ -157,10 +158,11 @@ def _modules(found: Findings, width: int) -> Iterator[str]:
 def _rest(found: Findings) -> Iterator[str]:
     for place in found.cleared:
         yield f"cleared by its data: step {place.step}, {place.op} in {place.module or 'no module'}, {place.phase}"
-    doubtful = [place for place in found.suspects if place.kind != "guilty"] if not found.guilty else []
-    if doubtful:
-        ops = ", ".join(dict.fromkeys(place.op for place in doubtful[:_MAX_GUILTY]))
-        yield f"nothing is certain, most suspect: {ops}; to settle it: ditorch run --capture=data --ops … --steps …"
+    if found.second_pass is not None:
+        if not found.guilty:
+            yield f"nothing is certain, most suspect: {', '.join(found.second_pass.ops)}"
+        purpose = "to prove it" if found.guilty else "to settle it"
+        yield f"{purpose}, capture their data and compare again: {found.second_pass.command}"
     for line in found.not_comparable:
         yield f"not comparable: {line}"
     yield (

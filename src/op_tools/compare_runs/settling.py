@@ -53,6 +53,8 @@ def settle(findings: Findings, data: Path) -> None:
             reason = worst.verdict.reason if worst.verdict is not None else ""
             wrong.append(_place(captured, phase, known.get((captured.key, phase)), worst.name, reason))
     _put(findings, wrong, right)
+    if wrong or right:
+        findings.second_pass = None
 
 
 def _captures(data: Path) -> Iterator[_Captured]:

@@ -15,6 +15,7 @@ from op_tools.losses import LossLog
 from op_tools.monitor import ProcessMonitor
 from op_tools.observe import OpObserve
 from op_tools.overflow.tool import OpOverflowCheck
+from op_tools.perturbation import Perturbation
 from op_tools.reroute.cast import OpDtypeCast
 from op_tools.reroute.fallback import OpFallback
 from op_tools.run.record import Finder, Record
@@ -55,6 +56,7 @@ def start(backend: str, command: str | None) -> None:
     # what a run is to be compared by later
     has_statistics = "capture" in names and settings.CAPTURE_MODE.get() == "statistics"
     others: list[_Other] = [ProcessMonitor().start()] if {"monitor", "watch"} & {*names} else []
+    others += [Perturbation().start()] if "perturb" in names else []
     if "modules" in names:
         others.append(importlib.import_module("module_tools.lockstep").from_settings().start())
     others += [LossLog().start()] if "losses" in names or has_statistics else []

@@ -19,6 +19,7 @@ from op_tools.compare_runs import report
 from op_tools.compare_runs.comparison import compare
 from op_tools.compare_runs.reading import Run
 from op_tools.core.steps import STEPS
+from op_tools.perturbation import Perturbation
 
 
 class Net(nn.Module):
@@ -166,6 +167,43 @@ def test_data_settles_what_statistics_leave_in_doubt(record):
     assert found["first_divergence"]["op"] == "torch.nn.functional.gelu"
     assert found["first_divergence"]["kind"] == "guilty"
     assert Path(found["first_divergence"]["capture"], "input.pth").exists()
+
+
+def test_the_second_pass_is_said_as_a_command_and_found_where_it_puts_its_data(record):
+    fault = "aten.gelu: noise=1e-2"
+    good, bad = record("good", dtype=torch.bfloat16), record("bad", fault, dtype=torch.bfloat16)
+    (bad / "manifest.json").write_text(json.dumps({"command": "python train.py --steps 2"}))
+    code, found = compared(good, bad)
+    assert (code, found["guilty"]) == (0, [])
+    wanted = found["second_pass"]
+    assert "torch.nn.functional.gelu" in wanted["ops"]
+    ops = ",".join(wanted["ops"])
+    options = f"--capture=data --ops {ops} --steps {wanted['step']} --ranks 0 --out bad/second_pass"
+    assert wanted["command"] == f"ditorch run {options} -- python train.py --steps 2"
+    text = report.text(compare(Run(good), Run(bad)), 120)
+    assert f"to settle it, capture their data and compare again: {wanted['command']}" in text
+    record("bad/second_pass", fault, dtype=torch.bfloat16, mode="data", ops=ops, steps=[wanted["step"]])
+    code, found = compared(good, bad)
+    assert (code, found["second_pass"]) == (1, None)
+    assert found["first_divergence"]["op"] == "torch.nn.functional.gelu"
+    assert not any(one["what"] == "code" for one in found["before"])
+
+
+def test_weights_moved_by_a_rounding_error_tell_how_far_healthy_calls_move(record):
+    good = record("good")
+    with_perturbation = Perturbation("bfloat16").start()
+    try:
+        moved = record("moved")
+    finally:
+        with_perturbation.stop()
+    assert [tuple(row.values()) for row in with_perturbation.results] == [("Net", 6)]
+    _, found = compared(good, moved)
+    (weights,) = [one for one in found["before"] if one["what"] == "weights"]
+    assert 1e-3 < weights["a"] < 1e-2
+    assert found["guilty"] == []
+    bad = record("bad", "aten.gelu: noise=1e-3")
+    assert compared(good, bad)[1]["first_divergence"]["op"] == "torch.nn.functional.gelu"
+    assert compared(good, bad, "--healthy", moved)[1]["guilty"] == []
 
 
 def test_data_clears_a_healthy_call(record):
