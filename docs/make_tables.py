@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks and program
 from benchmarks import reported_faults
 from programs import table as programs
 
+import ditorch_cli
 from ditorch import backends, settings
 from ditorch.redirect import cuda
 from ditorch.sim.faults.kinds import KINDS
@@ -69,8 +70,16 @@ def run_options_table() -> str:
     return table(("option", "variable", "meaning"), rows)
 
 
+def commands_table() -> str:
+    return table(
+        ("command", "what it does"),
+        ((f"`ditorch {name}`", help) for name, (_, help) in ditorch_cli._COMMANDS.items()),
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "backends": backends.table,
+    "commands": commands_table,
     "cuda": cuda.table,
     "faults": faults_table,
     "programs": lambda: f"{programs.counts()}\n\n{table(programs.HEAD, programs.rows())}",

@@ -53,6 +53,9 @@ CASES = {
     ),
     "DITORCH_SIM_PROFILE": ("", {"ascend910": "ascend910", "chip.json": "chip.json"}, {}),
     "DITORCH_REHEARSAL": (None, {"/tmp/x": Path("/tmp/x")}, {}),  # noqa: S108
+    "DITORCH_CONTROL": (None, {"/tmp/x": Path("/tmp/x")}, {}),  # noqa: S108
+    "DITORCH_MESSAGES": (None, {"/tmp/x": Path("/tmp/x")}, {}),  # noqa: S108
+    "DITORCH_PROGRESS": (True, SWITCH, NOT_A_SWITCH),
     "DITORCH_SIM_TRITON": (
         "interpret",
         {"interpret": "interpret", "off": "off"},

@@ -20,6 +20,7 @@ import torch
 from ditorch.backend import Backend  # here and not later, or the module would take the function's name below
 from ditorch.errors import BackendError, SettingError
 from ditorch.settings import DISABLE_MOCK, FAULTS, FLOAT32_COLLECTIVES, SIM_PROFILE, misspelt
+from ditorch_shared import messages
 
 if TYPE_CHECKING:  # imported when they are needed, so that `import ditorch` stays light
     from ditorch.redirect import Redirect
@@ -78,7 +79,9 @@ def install() -> Backend:
         _faults = faults.inject(FAULTS.get(), chosen.device_type)
         said.append(f"kernels broken by DITORCH_FAULTS: {', '.join(_faults.struck)}")
     # in one write: otherwise the lines of several processes mix
-    sys.stderr.write("".join(f"ditorch: {line}\n" for line in said))
+    text = "".join(f"ditorch: {line}\n" for line in said)
+    sys.stderr.write(text)
+    messages.keep(text)
     return chosen
 
 

@@ -106,6 +106,25 @@ REHEARSAL: Setting[Path | None] = Setting(
     lambda text: Path(text).expanduser(),
     "a folder, set by `ditorch rehearse`: what the profile lacks is noted there and runs all the same",
 )
+CONTROL: Setting[Path | None] = Setting(
+    "DITORCH_CONTROL",
+    None,
+    Path,
+    "the run's folder, set by `ditorch run`: `ditorch attach` leaves there what it asks for",
+)
+MESSAGES: Setting[Path | None] = Setting(
+    "DITORCH_MESSAGES",
+    None,
+    Path,
+    "a file to which all that ditorch and the tools print is appended; `ditorch run` with tools sets it to "
+    "messages.txt in the run's folder",
+)
+PROGRESS = Setting(
+    "DITORCH_PROGRESS",
+    True,
+    switch,
+    "0: `ditorch run` with tools shows no progress line on a terminal; in logs there is none anyway",
+)
 SIM_TRITON = Setting(
     "DITORCH_SIM_TRITON",
     "interpret",

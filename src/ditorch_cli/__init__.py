@@ -9,10 +9,12 @@ import importlib
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 # name: (where the click command is, what it does in one line)
 _COMMANDS = {
     "run": ("ditorch_cli.run:run", "Run a program written for CUDA on the accelerator that is here, without an edit."),
+    "attach": ("ditorch_cli.attach:command", "Switch tools on and off in a program that runs already."),
     "demo": ("ditorch_cli.demo:demo", "Train a small GPT with one broken kernel and watch the loss go wrong."),
     "replay": ("ditorch_cli.replay:command", "Run captured op calls again, timed and compared."),
     "compare": (
@@ -49,6 +51,10 @@ _COMMANDS = {
         "ditorch_cli.doctor:doctor",
         "Show which accelerators are here and whether the chosen one computes right.",
     ),
+    "completion": (
+        "ditorch_cli.completion:command",
+        "Print the script that lets bash, zsh or fish complete this command.",
+    ),
 }
 
 # where the base of a package's foreseen errors is
@@ -71,6 +77,13 @@ class _LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names of commands: none of them is imported for it."""
+        names = [
+            CompletionItem(name, help=help) for name, (_, help) in _COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return names if not incomplete.startswith("-") else click.Command.shell_complete(self, context, incomplete)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -25,6 +25,7 @@ from typing import Any
 
 import click
 
+from ditorch_cli import completion
 from ditorch_cli.tool_options import ToolCommand, variables
 
 
@@ -42,8 +43,8 @@ _MACHINE_CODE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # how fi
 
 @click.command(cls=ToolCommand, context_settings={"allow_interspersed_args": False})
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is the name of a module, as in `python -m`.")
-@click.argument("program")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("program", type=click.Path())
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=completion.files)
 def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any) -> None:
     """Run PROGRAM as `python PROGRAM ARGUMENTS…` would, on the accelerator that is here, without an edit to it.
 
@@ -57,15 +58,17 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
     has_tools = bool(environment.get("OP_TOOLS", "").strip())
     if tools["live"] and not has_tools:
         raise click.UsageError("--live shows what tools find: add one, such as --time or --autocompare.")
+    chosen = environment.get("OP_TOOLS_OUT") if has_tools else tools["out"]
+    folder = Path(chosen or _new_folder(program, has_tools))
+    environment["DITORCH_CONTROL"] = str(folder.absolute())  # also for children with another working directory
     if not has_tools:
         executable = shutil.which(command[0], path=environment["PATH"]) or command[0]
         os.execve(executable, command, environment)  # noqa: S606 - what the user asked to run
     else:
         from ditorch_cli.supervisor import supervise
 
-        folder = Path(environment.get("OP_TOOLS_OUT") or _new_folder(program))
         environment.setdefault("OP_TOOLS_VERBOSE", "0")  # the summary says it all
-        environment["OP_TOOLS_OUT"] = str(folder.absolute())  # also for children with another working directory
+        environment["OP_TOOLS_OUT"] = str(folder.absolute())
         supervise(command, environment, folder, is_live=tools["live"])
 
 
@@ -114,8 +117,8 @@ def search_path() -> str:
     return os.pathsep.join(folders if own in folders else [*folders, own])
 
 
-def _new_folder(program: str) -> str:
-    """A folder for this run, the same for all ranks that one launcher has started."""
+def _new_folder(program: str, has_tools: bool) -> str:
+    """A folder for this run, the same for all ranks that one launcher has started. Without tools, it is only a name."""
     moment, is_one_of_several = time.time(), "LOCAL_RANK" in os.environ
     if is_one_of_several:
         try:
@@ -124,6 +127,8 @@ def _new_folder(program: str) -> str:
             moment -= moment % 60
     name = re.sub(r"[^\w.-]+", "_", Path(program).stem) or "run"
     first = Path("ditorch_runs") / f"{name}-{time.strftime('%Y-%m-%d-%H-%M-%S', time.localtime(moment))}"
+    if not has_tools:
+        return f"{first}-pid{os.getppid() if is_one_of_several else os.getpid()}"
     folder, number = first, 1
     while folder.exists() and not is_one_of_several:  # two runs within a second
         number += 1

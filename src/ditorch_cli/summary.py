@@ -22,9 +22,9 @@ PROCESS_SCHEMA = "ditorch.process/1"  # as op_tools/run/record.py writes it
 Row = dict[str, Any]
 
 
-def records(folder: Path) -> list[Row]:
+def records(folder: Path, most: int | None = None) -> list[Row]:
     """What the processes of a run have written, by rank. One that cannot be read is told by `unreadable`."""
-    found = [record for record in map(_record, _files(folder)) if record is not None]
+    found = [record for record in map(_record, _files(folder)[:most]) if record is not None]
     return sorted(found, key=lambda record: (record["rank"], record["started"]))
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ditorch_cli import manifest, screen, summary
+from ditorch_cli import manifest, progress, screen, summary
+from ditorch_shared import messages
 
 if TYPE_CHECKING:
     from ditorch_report.live import LivePage
@@ -22,17 +23,22 @@ if TYPE_CHECKING:
 _HANDED_ON = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT") if hasattr(signal, name)
 )
+MESSAGES = "messages.txt"
 _SECONDS_FOR_OTHERS = 10.0  # other ranks may end a little later
 
 
 def supervise(command: list[str], environment: dict[str, str], folder: Path, is_live: bool = False) -> NoReturn:
     """Of several ranks, the first one keeps the manifest, shows the summary, and serves the live page."""
     is_first = environment.get("RANK", environment.get("SLURM_PROCID", "0")) in ("0", "")
-    live = None
+    live, line = None, None
+    environment[messages.VARIABLE] = os.environ[messages.VARIABLE] = str(folder.absolute() / MESSAGES)
     if is_first:
         _begin(folder, command, environment)
         live = _serve(folder) if is_live else None
-    status = _run(command, environment)
+        line = progress.ProgressLine(folder) if progress.is_wanted(sys.stderr) else None
+        if line is not None or live is not None:
+            environment.setdefault("OP_TOOLS_RECORD_INTERVAL", str(progress.SECONDS_BETWEEN_RECORDS))
+    status = _run(command, environment, line)
     if is_first:
         with contextlib.suppress(KeyboardInterrupt):
             _end(folder, status)
@@ -46,7 +52,7 @@ def _serve(folder: Path) -> LivePage:
     from ditorch_report.live import LivePage
 
     live = LivePage(folder, lambda: _known(folder))
-    print(f"ditorch: live page at {live.url}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"ditorch: live page at {live.url}\n")  # not into the file: its address is a password
     return live
 
 
@@ -63,9 +69,14 @@ def _write_report(folder: Path) -> None:
 
     try:
         page.write(contents.of([folder]), folder / "report.html")
-        print(f"ditorch: report in {folder / 'report.html'}", file=sys.stderr)
+        _say(f"report in {folder / 'report.html'}")
     except Exception as error:  # noqa: BLE001  the program ends as it ended, whatever becomes of its report
-        print(f"ditorch: no report: {error or type(error).__name__}", file=sys.stderr)
+        _say(f"no report: {error or type(error).__name__}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"ditorch: {text}\n")
+    messages.keep(f"ditorch: {text}")
 
 
 def _begin(folder: Path, command: list[str], environment: dict[str, str]) -> None:
@@ -78,8 +89,18 @@ def _begin(folder: Path, command: list[str], environment: dict[str, str]) -> Non
         raise click.UsageError(f"{folder} cannot be written ({error.strerror}): give another folder (--out).") from None
 
 
-def _run(command: list[str], environment: dict[str, str]) -> int:
+def _run(command: list[str], environment: dict[str, str], line: progress.ProgressLine | None) -> int:
     """Its exit status, as subprocess has it: negative for a signal."""
+    if line is None:
+        return _waited_for(command, environment)
+    line.begin()
+    try:
+        return _waited_for(command, environment)
+    finally:
+        line.end()
+
+
+def _waited_for(command: list[str], environment: dict[str, str]) -> int:
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
@@ -100,9 +121,11 @@ def _end(folder: Path, status: int) -> None:
     try:
         found = summary.of(folder, status)
         manifest.write(folder, manifest.ended(folder, found, summary.model(folder), status))
-        summary.write(folder, found, screen.text(found, width=100))
+        in_words = screen.text(found, width=100)
+        summary.write(folder, found, in_words)
+        messages.keep(in_words)
     except OSError as error:
-        print(f"ditorch: the summary in {folder} cannot be written: {error.strerror}", file=sys.stderr)
+        _say(f"the summary in {folder} cannot be written: {error.strerror}")
         return
     screen.show(found)
 

@@ -29,6 +29,8 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout  # torch depends on it
 
+from ditorch_shared import messages
+
 _SECONDS_ALONE = 50.0  # that the compiler takes with a core of its own
 _SECONDS_TO_WAIT_SILENTLY = 2.0  # for another process that builds
 _SECONDS_BETWEEN_LINES = 30.0  # in a log; on a terminal each second is shown
@@ -220,6 +222,7 @@ class NativeLibrary:
         if not self.quiet:
             sys.stderr.write(f"ditorch: {text}\n")
             sys.stderr.flush()
+            messages.keep(f"ditorch: {text}")
 
 
 class _Background(threading.Thread):

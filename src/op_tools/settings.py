@@ -195,6 +195,12 @@ PERTURB = Setting(
 MONITOR_INTERVAL = Setting(
     "OP_TOOLS_MONITOR_INTERVAL", 1.0, _seconds, "seconds between the samples of `ditorch run --monitor`"
 )
+RECORD_INTERVAL = Setting(
+    "OP_TOOLS_RECORD_INTERVAL",
+    10.0,
+    _seconds,
+    "the most seconds after which a process of `ditorch run` writes anew what its tools have found",
+)
 
 # rules of TrainingWatch, with the number that each has by itself; docs/watch.md explains them
 WATCH_RULES = {"nan": 10.0, "spike": 8.0, "norm": 8.0, "dead": 20.0, "parting": 0.05, "ranks": 1.0}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 
 import click
 import pytest
+from click.shell_completion import get_completion_class
 
 import ditorch
 import ditorch_cli as cli
@@ -88,6 +90,40 @@ def test_help_is_quick_and_does_not_import_torch(names):
         if within_limit == "True":
             break
     assert within_limit == "True"
+
+
+def completed(*words):
+    """What Tab offers for the last word."""
+    shell = get_completion_class("bash")(cli._group, {}, "ditorch", "_DITORCH_COMPLETE")
+    return [(item.type, item.value) for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+
+def test_tab_completes_commands_options_tools_and_files():
+    assert ("plain", "attach") in completed("")
+    assert completed("rep") == [("plain", "replay"), ("plain", "reproduce"), ("plain", "report")]
+    assert ("plain", "--version") in completed("--")
+    assert completed("run", "--auto") == [("plain", "--autocompare")]
+    assert completed("run", "tr") == [("file", "tr")]
+    assert completed("run", "train.py", "da") == [("file", "da")]
+    assert completed("attach", "4711", "o") == [("plain", "off"), ("plain", "on")]
+    assert completed("attach", "4711", "on", "auto") == [("plain", "autocompare")]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_clicks_script(command, shell):
+    code, script, errors = command("completion", shell)
+    assert (code, errors) == (0, "")
+    assert f"_DITORCH_COMPLETE={shell}_complete" in script
+
+
+def test_the_completion_of_bash_works_in_bash():
+    """As bash calls it: the words that were typed, and the number of the one to complete."""
+    folder = os.path.dirname(sys.executable)
+    script = 'eval "$(ditorch completion bash)"; COMP_WORDS=(ditorch attach 1 on over); COMP_CWORD=4; '
+    script += "_ditorch_completion ditorch; echo ${COMPREPLY[@]}"
+    search = os.pathsep.join((folder, os.environ["PATH"]))
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": search})
+    assert (done.stdout, done.stderr) == ("overflow\n", "")
 
 
 def test_the_version_is_that_of_the_package_and_of_the_distribution(command):

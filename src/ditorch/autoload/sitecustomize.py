@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))  # the folder that holds this ditorch
@@ -75,18 +76,37 @@ def _install() -> None:
 
 
 def _start_tools() -> None:
-    """Starts the tools that OP_TOOLS names."""
+    """Starts the tools that OP_TOOLS names; without any, `ditorch attach` is waited for."""
+    backend = getattr(sys.modules.get("ditorch"), "_backend", None)  # none where the redirect is switched off
+    known = (backend.name if backend else "", backend.command if backend else None)
     if not os.environ.get("OP_TOOLS", "").strip():
+        _wait_for_tools(*known)
         return
     from op_tools.errors import OpToolsError
     from op_tools.run.start import start
 
-    backend = getattr(sys.modules.get("ditorch"), "_backend", None)  # none where the redirect is switched off
     try:
-        start(backend.name if backend else "", backend.command if backend else None)
+        start(*known)
     except OpToolsError as error:
         print(f"op_tools: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _wait_for_tools(backend: str, command: str | None) -> None:
+    if not os.environ.get("DITORCH_CONTROL"):
+        return
+    from pathlib import Path
+
+    from ditorch_shared import waiting
+
+    run = Path(os.environ["DITORCH_CONTROL"])
+
+    def take_over(*counted: Any) -> None:
+        from op_tools.run.start import attach
+
+        attach(run, backend, command, *counted)
+
+    waiting.wait(run, take_over)
 
 
 def _run_hidden_sitecustomize() -> None:

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Callable, Protocol
 
+from ditorch_shared.optimizer_hooks import OptimizerHooks
+from ditorch_shared.steps import Steps
 from op_tools.core import interruption, termination
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS, OptimizerSteps
@@ -42,6 +44,15 @@ def tell(when_step_begins: Callable[[int], None], when_all_has_stopped: Callable
         _step_listeners.append(when_step_begins)
         _end_listeners.append(when_all_has_stopped)
         _attend()
+
+
+def go_on_counting(counted: Steps, hooks: OptimizerHooks) -> None:
+    """Steps have been counted elsewhere until now, by these hooks; the one that begins is not told."""
+    global _optimizer_steps
+    with _lock:
+        STEPS.go_on_from(counted)
+        if _optimizer_steps is None:
+            _optimizer_steps = OptimizerSteps(_step_began, _parameters_will_change, hooks)
 
 
 def _attend() -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import TextIO
 
+from ditorch_shared import messages as kept
 from op_tools import settings
 
 _said: set[tuple[str, ...]] = set()
@@ -35,6 +36,7 @@ def complain(text: str) -> None:
 
 def _write(stream: TextIO, text: str) -> None:
     """Characters that the stream's encoding does not have are written as \\u2026: none is worth a summary."""
+    kept.keep(text)
     try:
         stream.write(text)
     except UnicodeEncodeError as error:

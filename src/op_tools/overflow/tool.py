@@ -96,7 +96,8 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
     def collected(self) -> Results:
         """What made NaN or Inf, in the order in which they ran; then what was given some that no op had made."""
         rows = [*self._faults.rows(), *self._came_in.rows()]
-        return Results("OpOverflowCheck", COLUMNS, rows, self._calls, files=self._spread.files())
+        wrong = sum(self._faults.calls.values())
+        return Results("OpOverflowCheck", COLUMNS, rows, self._calls, files=self._spread.files(), wrong_calls=wrong)
 
     def started(self) -> None:
         self._reset()

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from op_tools import settings
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS
 from op_tools.output import csv_files, messages, process
@@ -24,7 +25,8 @@ from op_tools.output.results import Results, finite
 from op_tools.storage import files
 
 SCHEMA = "ditorch.process/1"
-_SECONDS_BETWEEN = 10.0  # and less in the beginning: who is killed early shall leave something, too
+_MAX_SHARE = 0.02  # of the time, for writing it
+_MAX_SECONDS = 10.0  # without writing it, whatever it costs
 _MAX_ROWS = 200  # of each tool
 OUTSIDE = ("model", "first_inputs")  # what OpCapture tells of the process, not of calls
 
@@ -43,11 +45,16 @@ class Record:
         self._device = {"backend": backend, "command": command}
         self._started = time.time()
         self._written = 0.0
+        self._cost = 0.0  # of writing it, in seconds
+        self._interval = settings.RECORD_INTERVAL.get()
 
     def step_began(self, step: int) -> None:
-        share = (time.time() - self._started) / 5
-        if time.monotonic() - self._written >= min(_SECONDS_BETWEEN, max(0.5, share)):
+        # less in the beginning: who is killed early shall leave something, too
+        pause = min(self._interval, max(0.5, (time.time() - self._started) / 5))
+        began = time.monotonic()
+        if began - self._written >= max(pause, min(self._cost / _MAX_SHARE, _MAX_SECONDS)):
             with_modes_aside(self._write, None)
+            self._cost = time.monotonic() - began
 
     def end(self) -> None:
         with_modes_aside(self._write, time.time())

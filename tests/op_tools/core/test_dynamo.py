@@ -113,7 +113,7 @@ def test_the_way_for_releases_that_cannot_mark_code(device):
     """Without set_code_exec_strategy, Dynamo is off while our function runs, and on again afterwards."""
     from torch._dynamo.eval_frame import skip_code  # in C++ where it is needed
 
-    from op_tools.core import dynamo
+    from ditorch_shared import dynamo
 
     if not hasattr(dynamo._eval_frame, "get_eval_frame_callback"):
         pytest.skip("this torch does not tell which callback is set; here the other tests go this way")

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import op_tools
-from op_tools.core.steps import MAX_STEPS_OF_ANOTHER, STEPS
+from ditorch_shared.steps import MAX_STEPS_OF_ANOTHER
+from op_tools.core.steps import STEPS
 
 from ..recorder import Recorder
 
