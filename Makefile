@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # How many test processes: one per core.
 JOBS ?= auto
 
-.PHONY: help demo test test-all test-matrix lint bench bench-faults browser docs clean
+.PHONY: help demo test test-all test-matrix lint bench bench-faults browser docs docs-site clean
 help:
 	@echo "make demo      see it: a training run with one broken kernel, on the accelerator that is here or a simulated one"
 	@echo "make test      lint, then every test but the slow ones"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench     what the tools cost; speed and op coverage of the simulated accelerator"
 	@echo "make bench-faults  does OpAutoCompare name the guilty op, of reported faults, too, and leave healthy programs alone?"
 	@echo "make docs      write the tables in docs that are made from code"
+	@echo "make docs-site the documentation as a site, English and Chinese, in site/index.html"
 	@echo "make clean     remove .venv and what tools left behind"
 
 demo: $(INSTALLED)
@@ -67,5 +68,9 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 docs: $(INSTALLED)
 	$(RUN) docs/make_tables.py
 
+docs-site: $(INSTALLED)
+	$(RUN) -m mkdocs build --quiet --strict
+	$(RUN) -m mkdocs build --quiet --strict --config-file mkdocs.zh.yml
+
 clean:
-	rm -rf $(VENV) .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf site $(VENV) .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -48,9 +48,13 @@ def without_comments(text):
     return re.sub(r" +# .*|(?<=\S) {2,}\S.*", "", text)
 
 
-def test_the_chinese_readme_has_the_same_blocks():
-    """Comments and descriptions are translated; programs, commands and what they print are not."""
-    english, chinese = (run_blocks.blocks(page.read_text(encoding="utf-8")) for page in READMES)
+PAIRS = [tuple(READMES), *((page, page.parent / "zh" / page.name) for page in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[0].name)
+def test_the_chinese_page_has_the_same_blocks(pair):
+    """Comments and descriptions are translated; programs, commands and what they print are not: those run once."""
+    english, chinese = (run_blocks.blocks(page.read_text(encoding="utf-8")) for page in pair)
     assert [word for word, _ in english] == [word for word, _ in chinese]
     for (word, block), (_, translated) in zip(english, chinese):
         if word in ("console", "output"):

@@ -10,9 +10,9 @@ _MAX_OPS = 30
 
 
 def of(calls: list[call_table.Call], own: dict[tuple[int, int, int], float], count: int) -> list[Row]:
-    """For each process: calls, wrong ones, and times in ms by phase and by op."""
+    """For each process: calls, wrong ones, and times in ms by phase and by op; None for collectives that none made."""
     found: list[Row] = [
-        {"calls": 0, "wrong": 0, "forward": 0.0, "backward": 0.0, "collectives": 0.0, "ops": {}} for _ in range(count)
+        {"calls": 0, "wrong": 0, "forward": 0.0, "backward": 0.0, "collectives": None, "ops": {}} for _ in range(count)
     ]
     for call in calls:
         row = found[call.process]
@@ -21,10 +21,12 @@ def of(calls: list[call_table.Call], own: dict[tuple[int, int, int], float], cou
         for phase, name, whole in ((0, "forward", call.forward), (1, "backward", call.backward)):
             if whole is not None:
                 time = own.get((call.process, call.id, phase), whole) / 1e3
-                row["collectives" if modules.is_collective(call.op) else name] += time
+                part = "collectives" if modules.is_collective(call.op) else name
+                row[part] = (row[part] or 0.0) + time
                 row["ops"][call.op] = row["ops"].get(call.op, 0.0) + time
     for row in found:
         ranked = sorted(row["ops"].items(), key=lambda item: -item[1])[:_MAX_OPS]
         row["ops"] = {op: short(time) for op, time in ranked}
-        row.update({name: short(row[name]) for name in ("forward", "backward", "collectives")})
+        times = ("forward", "backward", "collectives")
+        row.update({name: short(row[name]) for name in times if row[name] is not None})
     return found

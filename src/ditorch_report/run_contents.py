@@ -20,7 +20,7 @@ from ditorch_report import (
 from ditorch_report.run_folder import Row, RunFolder
 
 _OF_MANIFEST = ("command", "folder", "git", "host", "platform", "python", "started", "ended", "status", "torch")
-_OF_SUMMARY = ("tools", "usage", "elsewhere", "not_looked_at", "next", "processes")
+_OF_SUMMARY = ("tools", "usage", "modules", "elsewhere", "not_looked_at", "next", "processes")
 
 
 def of(folder: RunFolder, summary: Row, name: str, pieces: dict[str, Any]) -> Row:

@@ -21,7 +21,7 @@ _PARTS = {
     "alerts": ("watch_result", "*/alerts.jsonl"),
     "statistics": ("op_capture_results", "op_capture_statistics_*.pack"),
 }
-_LISTS = frozenset({"wrong", "alerts", "slow", "usage", "elsewhere", "not_looked_at", "next", "processes"})
+_LISTS = frozenset({"wrong", "alerts", "slow", "usage", "modules", "elsewhere", "not_looked_at", "next", "processes"})
 _PID = re.compile(r"pid(\d+)")
 _LONGEST_CELL = 2**24
 

@@ -12,7 +12,8 @@ import torch
 import ditorch_report
 import op_tools
 from ditorch.sim import faults
-from ditorch_report import contents, page, sources, trace
+from ditorch_report import contents, page, ranks, sources, trace
+from ditorch_report.call_table import Call
 from ditorch_report.errors import ReportError
 
 from . import runs
@@ -58,6 +59,16 @@ def test_own_times_and_what_the_device_waited_for(tmp_path):
     assert waits.busy == 160
     rows = [(row["op"], row["cause"], row["during"], row["time"]) for row in waits.rows()]
     assert rows == [("late", "host", "data", 0.895), ("queued", "queue", "", 0.05)]
+
+
+def test_collectives_that_no_tool_saw_have_no_time():
+    """DistributedDataParallel makes its own in C++: 0 ms would be a lie."""
+
+    def call(process, op):
+        return Call(process, 0, op, 0, "", "", forward=500.0)
+
+    found = ranks.of([call(0, "torch.add"), call(1, "torch.distributed.distributed_c10d.all_reduce")], {}, 2)
+    assert [row["collectives"] for row in found] == [None, 0.5]
 
 
 def test_a_line_of_a_file_that_was_edited_is_not_shown(tmp_path):

@@ -5,12 +5,15 @@ const AccuracyPage = (() => {
     const [list, heat] = await Promise.all([CallList.of(run), Store.part(run, "heat")]);
     const compared = run.ops.filter((row) => row.compared);
     const title = element("h1", {}, t("Accuracy"));
+    const own = ownErrors(run.modules || []);
     if (!compared.length && !run.wrong.length) {
+      if (own) return [title, own];
       return [title, Elements.missing(t("No call was compared with a reference in this run."), "--autocompare --steps 0:2", run)];
     }
     return [
       title,
       element("p", { class: "lead" }, said(compared)),
+      own,
       heat ? heatMap(heat, list) : null,
       run.wrong.length ? Elements.section(t("Wrong places in the program, the worst first"), OverviewPage.wrongTable(run.wrong, run, list)) : null,
       compared.length ? Elements.section(t("Error against what is allowed, op by op"), opTable(compared)) : null,
@@ -23,6 +26,23 @@ const AccuracyPage = (() => {
     const ops = compared.filter((row) => row.wrong).length;
     if (!wrong) return t("{0} of {1} were compared; all are as right as their dtype allows.", Words.calls(calls), Words.ops(compared.length));
     return t("{0} of {1} compared calls are wrong, all of {2}. An error of 1× is all that the dtype allows.", Words.count(wrong), Words.count(calls), Words.ops(ops));
+  }
+
+  // Lockstep: each module was given what it got in the other run, so that its error is its own.
+  function ownErrors(rows) {
+    if (!rows.length) return null;
+    const number = (name, text) => ({ title: text, value: (place) => Number(rows[place][name]), show: (place) => Words.number(Number(rows[place][name])), numeric: true });
+    return Elements.section(t("Modules, each given the other run's inputs: its own error"), new Table.SortedTable({
+      label: t("Modules, each given the other run's inputs: its own error"), name: "module-", rows: Table.places(rows),
+      columns: [
+        { title: t("module"), value: (place) => rows[place].layer, show: (place) => element("code", {}, rows[place].layer) },
+        { title: t("what"), value: (place) => rows[place].what },
+        number("relative_error", t("own error")),
+        { ...number("input_error", t("error of its inputs")), minor: true },
+        { ...number("cosine_similarity", t("cosine")), minor: true },
+        { title: t("verdict"), value: (place) => Number(rows[place].allclose), show: (place) => (rows[place].allclose ? t("close") : element("b", { class: "bad" }, t("not close"))) },
+      ],
+    }).root);
   }
 
   function heatMap(heat, list) {

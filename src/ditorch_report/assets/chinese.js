@@ -31,6 +31,7 @@ const CHINESE = {
   "{0} of {1} compared calls are wrong, all of {2}. An error of 1× is all that the dtype allows.": "已比较的 {1} 次调用中有 {0} 次错误，来自 {2}。误差 1× 即 dtype 允许的上限。",
   "Where in the model": "在模型中的位置", Forward: "前向", Backward: "反向", "{0} of what is allowed": "允许值的 {0}", "worst error": "最大误差",
   "as the reference": "与参考一致", "within the allowance": "在允许范围内", "at its edge": "接近上限", "10,000 times too far": "超出一万倍",
+  "Modules, each given the other run's inputs: its own error": "各模块换上另一次运行的输入：自身误差", "own error": "自身误差", "error of its inputs": "输入的误差", close: "接近", "not close": "不接近",
   // speed
   "No times were measured in this run.": "本次运行没有测量时间。", "Time in ops": "算子用时", "By module and op": "按模块和算子", "Op by op": "各算子", "Time line": "时间线",
   "{0} later events are not drawn; the trace file in the run's folder has them.": "后面的 {0} 个事件没有画出；运行目录的 trace 文件里有。",
@@ -63,6 +64,7 @@ const CHINESE = {
   "On the device, compared with the CPU:": "在设备上，与 CPU 比较：", "As a small script for the vendor, which needs torch only:": "做成给厂商的小脚本，只需要 torch：",
   "Its tensors were not saved. This saves them, for ditorch replay and ditorch reproduce:": "它的张量没有保存。下面的命令会保存，供 ditorch replay 和 ditorch reproduce 使用：",
   // ranks, comparison, conformance
+  "No collective was seen: DistributedDataParallel makes its own in C++, where no tool sees them. Their time is part of the backward pass and of what ops wait for.": "没有看到集合通信：DistributedDataParallel 在 C++ 中发起自己的集合通信，工具看不到。其时间包含在反向传播和算子的等待中。",
   "No process recorded calls in this run.": "本次运行没有进程记录调用。", "{0} of the median": "中位数的 {0}", "Time of ops, rank by rank": "各 rank 的算子时间", "Coloured where a rank takes longer than the median.": "比中位数慢的 rank 着色。",
   "Comparison of two runs": "两次运行的对比", "Give two runs: ditorch report GOOD BAD. With statistics of both, the first call that differs is named:": "给出两次运行：ditorch report GOOD BAD。两者都有统计时，会指出第一个不同的调用：",
   "Both runs need statistics (--capture=statistics) for the first call that differs.": "要找出第一个不同的调用，两次运行都需要统计（--capture=statistics）。", "No divergence": "没有分歧",

@@ -2,7 +2,7 @@
 // LineChart: figures over time, and histograms, drawn by uPlot.
 const LineChart = (() => {
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const palette = () => ["--forward", "--backward", "--collectives", "--good", "--bad", "--accent"].map(style);
+  const palette = () => ["--forward", "--collectives", "--good", "--backward", "--bad", "--accent"].map(style);
 
   const axis = (more = {}) => ({ stroke: style("--muted"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") }, ...more });
 
@@ -24,7 +24,7 @@ const LineChart = (() => {
       plugins,
       scales: { x: { time: false } },
       padding: follow ? [8, 0, 0, 0] : [8, 16, 0, 0],
-      axes: [axis({ values: (_, ticks) => ticks.map(showX) }), axis({ size: follow ? 135 : 70, values: (_, ticks) => ticks.map(show) })],
+      axes: [axis({ space: 80, values: (_, ticks) => ticks.map(showX) }), axis({ size: follow ? 135 : 70, values: (_, ticks) => ticks.map(show) })],
       series: [
         { label: name, value: (_, value) => (value === null ? "–" : showX(value)) },
         ...lines.map((line, place) => ({

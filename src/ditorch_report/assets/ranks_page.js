@@ -20,11 +20,18 @@ const RanksPage = (() => {
         number("wrong", t("wrong"), (value) => (value ? element("b", { class: "bad" }, value) : "0")),
         number("forward", t("forward"), Words.milliseconds, true),
         number("backward", t("backward"), Words.milliseconds, true),
-        number("collectives", t("collectives"), Words.milliseconds, true),
+        { ...number("collectives", t("collectives"), Words.milliseconds, true), show: (place) => (rows[place].collectives === null ? "–" : Words.milliseconds(rows[place].collectives)) },
         number("memory", t("memory peak"), (value) => (value ? Words.bytes(value) : "–"), true),
       ],
     });
-    return [title, table.root, rows.length > 1 ? opTable(rows) : null];
+    return [title, table.root, unseen(rows), rows.length > 1 ? opTable(rows) : null];
+  }
+
+  // DDP calls the process group from C++: there is no call that a tool could see.
+  function unseen(rows) {
+    const timed = rows.some((row) => row.forward > 0);
+    if (rows.length < 2 || !timed || rows.some((row) => row.collectives !== null)) return null;
+    return element("p", { class: "missing" }, t("No collective was seen: DistributedDataParallel makes its own in C++, where no tool sees them. Their time is part of the backward pass and of what ops wait for."));
   }
 
   function facts(run, process) {

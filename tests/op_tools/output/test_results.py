@@ -86,6 +86,33 @@ def test_results_become_a_data_frame(device):
     assert table.set_index("op").calls["torch.Tensor.add"] == 1
 
 
+ARGUMENTS = {
+    "OpAutoCompare": {},
+    "OpCapture": {},
+    "OpTimeMeasure": {},
+    "OpFallback": {"ops": "torch.Tensor.mul"},
+    "OpDtypeCast": {"ops": "torch.Tensor.mul", "casts": "torch.float32->torch.float64"},
+    "OpObserve": {},
+    "OpOverflowCheck": {},
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_results_of_every_tool_are_a_table_in_a_notebook_and_in_pandas(name, device):
+    pytest.importorskip("pandas")
+    with (
+        faults.inject("aten.mul: scale=1.5", torch.device(device).type),
+        getattr(op_tools, name)(verbose=0, **ARGUMENTS[name]) as tool,
+    ):
+        torch.ones(2, device=device).mul(3.0).sub(9.0).log()
+    table, shown = tool.results.to_pandas(), tool.results._repr_html_()
+    assert (len(table), list(table.columns)) == (len(tool.results), list(tool.results.columns))
+    assert len(table) > 0
+    assert shown.startswith(f"<p><b>{name}</b>: {len(table)} rows from ")
+    assert shown.count("<tr>") == len(table) + 1
+    assert all(f"<td>{op}</td>" in shown for op in table["op"])
+
+
 def test_the_number_of_rows_in_a_file_is_limited(device):
     with op_tools.OpObserve(verbose=0) as tool:
         torch.ones(2, device=device).add(1).mul(2).sub(1)
