@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from enum import Enum
 
-import torch
-
 from op_tools.autocompare.by_identities import Proofs
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.foreach_lists import Joined
@@ -124,7 +122,6 @@ class OnDevice(Strategy):
         self._proofs = Proofs(on_cpu, deliver, only_wrong=True)
         self._budget = ProofBudget(is_limited=not proves_all)
         self._found_in_place: set[str] = set()  # ops that turned out to change their inputs
-        self._waits_for_end = False  # of the backward pass
 
     def before(self, call: OpCall) -> CallInProgress:
         state = CallInProgress(call)
@@ -137,7 +134,6 @@ class OnDevice(Strategy):
         return state
 
     def after(self, call: OpCall, state: CallInProgress) -> Pending | None:
-        self._waits_for_end = False
         if state.is_view(call):
             return self._after_view(call, state)
         given = state.given
@@ -173,19 +169,12 @@ class OnDevice(Strategy):
         if seen is None or self._is_same_gradient(call, seen, gradients):
             return  # None: a second pass over the same graph
         self._budget.flowed()
-        self._decide_at_end()
         if proof is not None and proof.is_intact():
             self._proofs.backward(call, seen, proof.provable, gradients)
         if self._deferred is not None:
             self._deferred.backward(call, seen, reference, gradients)
         else:
             self._deliver(call, self._examiner.backward(call, seen, gradients, gradients, reference))
-
-    def _decide_at_end(self) -> None:
-        """Autograd makes a gradient the parameter's own, and the next backward pass adds to it, unseen by tools."""
-        if not self._waits_for_end:
-            self._waits_for_end = True
-            torch.autograd.Variable._execution_engine.queue_callback(self.parameters_will_change)
 
     def coverage_of_proofs(self) -> str:
         return self._budget.coverage()

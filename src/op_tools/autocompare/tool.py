@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
@@ -33,6 +34,7 @@ from op_tools.autocompare.without_dropout import SecondRun
 from op_tools.autocompare.workers.pool import Workers
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
+from op_tools.core.guard import told
 from op_tools.core.running import stop_everything
 from op_tools.core.tool import Tool
 from op_tools.device import failure
@@ -117,6 +119,7 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
         self.summary = self._report.summary
         self._known: set[Any] = set()
         self._checkpointed = CheckpointedCalls()
+        self._waits_for_end = False  # of a backward pass
         self._strategy = self._chosen_strategy(reference, count, limit)
         if self._fail:
             atexit.register(self._fail_at_exit)
@@ -206,6 +209,7 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
         return not (self._once and self._is_known(call)) and (self._turns is None or self._turns.takes(call))
 
     def after(self, call: OpCall, state: CallInProgress | SecondRun | None) -> Kept | CheckpointedCall | None:
+        self._waits_for_end = False
         if state is None:
             return None
         left_out = self._strategy.gradients_left_out
@@ -237,6 +241,11 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
             self._strategy.flowed(call, kept.kept, kept.gradients(gradients.outputs))
         elif kept is not None:
             self._strategy.flowed(call, kept, gradients)
+        if self._strategy.on_device and not self._waits_for_end:
+            # autograd makes a gradient the parameter's own, and the next backward pass adds to it, unseen by tools
+            self._waits_for_end = True
+            decide = functools.partial(told, self, self.parameters_will_change)
+            torch.autograd.Variable._execution_engine.queue_callback(decide)
 
     def _of_last_pass(self, call: OpCall, checkpointed: CheckpointedCall) -> Kept | None:
         begun, checkpointed.begun = checkpointed.begun, None

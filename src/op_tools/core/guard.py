@@ -6,6 +6,7 @@ import os
 from typing import Any, Callable
 
 from op_tools.core.call import OpCall
+from op_tools.core.modes import with_modes_aside
 from op_tools.core.watcher import AnyWatcher
 from op_tools.device import failure
 from op_tools.errors import StopTraining
@@ -19,6 +20,17 @@ def guarded(tool: AnyWatcher, call: OpCall, function: Callable[..., Any], *argum
     except Exception as error:  # noqa: BLE001  see above
         report(tool, call, error)
         return None
+
+
+def told(tool: AnyWatcher, method: Callable[..., None], *args: Any) -> None:
+    """Tells a tool of something that is no call: a step that begins, a backward pass that ends."""
+    try:
+        with_modes_aside(method, *args)
+    except StopTraining:
+        raise
+    except Exception as error:  # noqa: BLE001  see above
+        reason = messages.in_short(error)
+        messages.complain_once("step", tool.hook, text=f"{type(tool).__name__} could not end or begin a step: {reason}")
 
 
 def report(tool: AnyWatcher, call: OpCall, error: Exception) -> None:

@@ -7,12 +7,12 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any, Callable, Protocol
+from typing import Callable, Protocol
 
 from ditorch_shared.optimizer_hooks import OptimizerHooks
 from ditorch_shared.steps import Steps
 from op_tools.core import interruption, termination
-from op_tools.core.modes import with_modes_aside
+from op_tools.core.guard import told
 from op_tools.core.steps import STEPS, OptimizerSteps
 from op_tools.core.watcher import AnyWatcher
 from op_tools.errors import StopTraining
@@ -121,23 +121,13 @@ def step() -> int:
 
 def _parameters_will_change() -> None:
     for tool, _ in _running[:]:
-        _told(tool, tool.parameters_will_change)
-
-
-def _told(tool: AnyWatcher, method: Callable[..., None], *args: Any) -> None:
-    try:
-        with_modes_aside(method, *args)
-    except StopTraining:
-        raise
-    except Exception as error:  # noqa: BLE001  a tool's own failure never ends the user's run
-        reason = messages.in_short(error)
-        messages.complain_once("step", tool.hook, text=f"{type(tool).__name__} could not begin a step: {reason}")
+        told(tool, tool.parameters_will_change)
 
 
 def _step_began(number: int) -> None:
     for tool, _ in _running[:]:
         tool.is_awake()
-        _told(tool, tool.step_began, number)
+        told(tool, tool.step_began, number)
     for watched in {id(watched): watched for _, watched in _running[:]}.values():
         watched.step_began()
     for listener in _step_listeners:

@@ -236,3 +236,27 @@ def test_infinite_inputs_are_no_fault(compared, device):
         torch.softmax(F.linear(x, torch.randn(16, 32, device=device)), -1)
 
     assert list(compared(program)) == []
+
+
+@pytest.mark.parametrize("reference", ["identities", "device"])
+@pytest.mark.parametrize("drop", [F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout])
+def test_whole_channels_that_are_dropped_are_no_fault(compared, device, drop, reference):
+    def program():
+        x = torch.randn(3, 4, *[5] * {F.dropout1d: 1, F.dropout2d: 2}.get(drop, 3), device=device, requires_grad=True)
+        for _ in range(3):
+            drop(x, 0.3).sum().backward()
+
+    assert list(compared(program, reference)) == []
+
+
+def test_what_fails_when_a_backward_pass_ends_does_not_end_the_training(device, tmp_path, monkeypatch, capsys):
+    def fails(self):
+        raise IndexError("out of range")
+
+    monkeypatch.setattr("op_tools.autocompare.on_device.OnDevice.parameters_will_change", fails)
+    with op_tools.OpAutoCompare(reference="device", out=tmp_path, verbose=0):
+        x = torch.ones(3, device=device, requires_grad=True)
+        for _ in range(2):
+            (x * 2).sum().backward()
+    assert x.grad.tolist() == [4.0] * 3
+    assert capsys.readouterr().err.count("out of range") == 1
