@@ -81,6 +81,7 @@ class Run:
     is_same: bool = True  # as without the tool, to the bit
     is_deterministic: bool = True  # without it
     fails: str = ""  # why the program does not run in this form, with no tool at all
+    ended: str = ""  # why it ended under the tool, and not without
     seconds: float = 0.0
 
     @property
@@ -133,7 +134,11 @@ def run(program: Program, variant: Variant, chip: str, reference: str, device: s
             made.fails = str(error).partition("\n")[0]
             return made
         with tempfile.TemporaryDirectory() as own, Compare(verbose=0, out=dumps or own, reference=reference) as tool:
-            watched = train(program, variant, device)
+            try:
+                watched = train(program, variant, device)
+            except Exception as error:  # noqa: BLE001  whatever it is counts against the tool
+                made.ended = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                return made
         made.is_same = _same_bits(plain, watched)
         if not made.is_same:
             made.is_deterministic = all(_same_bits(plain, train(program, variant, device)) for _ in range(REPEATS))
@@ -249,6 +254,9 @@ def details(runs: list[Run], left: list[Job], most: int) -> None:
         reasons.update(one.not_compared)
     for reason, times in reasons.most_common(most):
         print(f"not compared ({times} calls): {reason}")
+    for one in runs:
+        if one.ended:
+            print(f"ended by the tool: {one.program}, {one.variant}, {one.chip}, {one.reference}: {one.ended}")
     failed = sorted({(one.program, one.variant, one.fails) for one in runs if one.fails})
     for program, variant, reason in failed:
         print(f"not run, with or without the tool: {program}, {variant}: {reason[:MAX_SHOWN]}")
@@ -282,7 +290,7 @@ def main() -> None:
     sys.exit(
         blamed > allowed * max(calls, 100_000)
         or sum(bool(one.blamed) for one in done) > MAX_RUNS_WITH_ALARM * len(done)
-        or any(one.is_changed for one in done)
+        or any(one.is_changed or one.ended for one in done)
         or bool(left)
     )
 

@@ -42,6 +42,11 @@ def _multiplied_and_added(work: Work) -> Results | None:
     return None if work.given.get("alpha", 1) == 1 else _rounded_once(work)
 
 
+def _distance_backward(work: Work) -> Results | None:
+    """The largest difference of two points is known by being equal to their distance, which is rounded."""
+    return None if work.given["p"] == float("inf") else _rounded_once(work)
+
+
 def _optimizer(work: Work) -> Results:
     """The gradient scaler's numbers stay what they are."""
     given = work.converted(_DOUBLE)
@@ -160,7 +165,7 @@ REMADE: dict[str, Make] = {
         binary_cross_entropy binary_cross_entropy_backward nll_loss_backward
         native_group_norm _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell
         _embedding_bag_dense_backward grid_sampler_2d grid_sampler_2d_backward _euclidean_dist _cdist_forward
-        _cdist_backward _ctc_loss _ctc_loss_backward _fft_r2c _fft_c2r _fft_c2c
+        _ctc_loss _ctc_loss_backward _fft_r2c _fft_c2r _fft_c2c
         linalg_cholesky_ex linalg_lu_factor_ex linalg_lu_solve linalg_solve_triangular linalg_inv_ex _linalg_solve_ex
         _linalg_det _linalg_slogdet cholesky_solve cholesky_inverse linalg_lstsq linalg_matrix_exp
         _foreach_addcmul _foreach_addcdiv _foreach_lerp _foreach_pow _foreach_norm _foreach_exp _foreach_log
@@ -169,6 +174,7 @@ REMADE: dict[str, Make] = {
     ),
     **_words("add sub rsub _foreach_add _foreach_sub", _multiplied_and_added),
     **_words("_fused_adam _fused_adamw _fused_sgd _fused_adagrad", _optimizer),
+    "aten::_cdist_backward": _distance_backward,
     "aten::div": _divided,
     **{f"aten::{name}": _by(formula) for name, formula in other_algorithms.FORMULAS.items()},
     **{f"aten::{name}": make for name, make in other_algorithms.ALGORITHMS.items()},

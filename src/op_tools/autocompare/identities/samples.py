@@ -126,6 +126,8 @@ class ByElement:
     def of(cls, call: ObservedCall) -> ByElement | None:
         if call.changed or not isinstance(call.result, (Tensor, list, tuple)):
             return None
+        if normalized(call.name).base == "where" and not isinstance(call.result, Tensor):
+            return None  # of a condition alone: the places where it holds
         piece = piece_of(call.name, call.given, call.result if isinstance(call.result, Tensor) else None)
         return None if piece is None else cls(call, piece)
 

@@ -41,6 +41,20 @@ def sizes(given: Arguments, grad_outputs: Sequence[Tensor | None]) -> list[Tenso
         ]
 
 
+def rows_without_keys(given: Arguments) -> Tensor | None:
+    """Rows of the result that attend to nothing, as one column; None where there are none.
+
+    PyTorch's own kernels disagree on them: zero, the mean of all values, NaN.
+    """
+    named: dict[str, Any] = {**dict(zip(_NAMES, given.args)), **given.kwargs}
+    mask = named.get("attn_mask")
+    if not isinstance(mask, Tensor):
+        return None
+    allowed = mask.detach() if mask.dtype is torch.bool else mask.detach() != -math.inf
+    rows = ~allowed.any(-1, keepdim=True)
+    return rows if bool(rows.any()) else None
+
+
 def _weights(scores: Tensor, named: dict[str, Any]) -> Tensor:
     mask = named.get("attn_mask")
     if named.get("is_causal"):

@@ -61,7 +61,7 @@ def _row(value: Value, reference: Reference, tolerances: Tolerances) -> Row:
         return Row(name, verdict.wrong_shape(got, expected), *tolerance, info)
     is_real = got.dtype.is_floating_point or got.dtype.is_complex
     if is_real and (not reference.is_exact or part.role == "gradient"):
-        judged = _numbers(value, reference, tolerance)
+        judged = _numbers(choices.settled(value, reference), reference, tolerance)
     else:
         judged = _exactly(value, reference)
     if not judged.right and choices.is_allowed(value, reference):

@@ -69,14 +69,16 @@ class Ties:
     """Where the values that a call chooses among are equal. A gradient may go to any of them: only its sum is known."""
 
     def __init__(self, name: str, given: Arguments) -> None:
-        known = _dimension(normalized(name).base, given)
+        base = normalized(name).base
+        known, pool = _dimension(base, given), _POOL.fullmatch(base)
         self.exist = False
-        if known is None or not given.tensors or not given.tensors[0].dim():
+        if (known is None and pool is None) or not given.tensors or not given.tensors[0].dim():
             return
         values = given.tensors[0].detach()
         self._shape = values.shape
-        self._dimension = -1 if known[0] is None else known[0]
-        self._flat = known[0] is None
+        self._planes = int(pool[2]) if pool else 0  # dimensions in which a pool chooses
+        self._dimension = -1 if known is None or known[0] is None else known[0]
+        self._flat = known is not None and known[0] is None
         ordered, self._places = self._lines(values).sort(-1)
         differs = ordered.diff(dim=-1) != 0
         differs &= ~(ordered[..., 1:].isnan() & ordered[..., :-1].isnan())
@@ -85,6 +87,8 @@ class Ties:
 
     def _lines(self, tensor: Tensor) -> Tensor:
         """With the dimension that the call chooses along as the last one."""
+        if self._planes:
+            return tensor.flatten(-self._planes)
         return tensor.flatten() if self._flat else tensor.movedim(self._dimension, -1)
 
     def summed(self, gradient: Tensor) -> Tensor:

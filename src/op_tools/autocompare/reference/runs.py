@@ -216,6 +216,8 @@ class Reference:
         elif _LOSS.search(self.name) and self.observed.given.tensors:
             # functions of others: of scores in 16 bits the logarithm may be, too, though the loss is float32
             computed_in = self.observed.given.tensors[0].dtype
+        elif ways.on_device and self.observed.autocast is not None and Trait.MULTIPLIES in ways.traits:
+            computed_in = self.observed.autocast  # autocast looks at the products inside
         if role == "gradient" and Trait.ROUGH in ways.traits and self.observed.given.tensors:
             computed_in = self.observed.given.tensors[0].dtype  # cuDNN keeps sums in the dtype of the data
         is_by_element = False

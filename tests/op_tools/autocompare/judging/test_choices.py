@@ -261,6 +261,71 @@ def as_tf32(x):
     return (x.cpu().contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
+def test_a_pool_may_send_its_gradient_to_any_of_the_equal_values(device):
+    x = torch.randint(0, 3, (4, 4, 32, 32)).float().to(device).requires_grad_()
+    weight = torch.randn(4, 4, 16, 16, device=device)
+
+    def sends_to(place):
+        """The first, the last or the smallest value of each window of four."""
+
+        def backward(gradient, given, *_):
+            windows = given.cpu().unfold(2, 2, 2).unfold(3, 2, 2).flatten(-2)
+            chosen = {"first": windows.argmax(-1), "last": 3 - windows.flip(-1).argmax(-1), "least": windows.argmin(-1)}
+            made = torch.zeros_like(windows).scatter_(-1, chosen[place][..., None], gradient.cpu()[..., None])
+            return made.unflatten(-1, (2, 2)).transpose(3, 4).reshape(given.shape).to(given.device)
+
+        return kernel("max_pool2d_with_indices_backward", backward)
+
+    run = lambda: (torch.nn.functional.max_pool2d(x, 2) * weight).sum().backward()  # noqa: E731
+    for place in ("first", "last"):
+        with sends_to(place):
+            assert wrong(run) == set()
+    with sends_to("least"):
+        assert wrong(run) == {"max_pool2d"}
+
+
+def test_attention_to_nothing_may_be_anything(device):
+    query, key = torch.randn(1, 2, 3, 4, device=device), torch.randn(1, 2, 5, 4, device=device)
+    mask = torch.ones(3, 5, dtype=torch.bool, device=device)
+    mask[1] = False
+    run = lambda: torch.nn.functional.scaled_dot_product_attention(query, key, key, mask)  # noqa: E731
+
+    def with_row(row):
+        def attention(query, key, value, attn_bias=None, *_):
+            scores = query.cpu() @ key.cpu().mT / 2 + (0 if attn_bias is None else attn_bias.cpu())
+            made = torch.softmax(scores, -1).nan_to_num(0.0) @ value.cpu()
+            made[..., row, :] = 0.5
+            numbers = torch.zeros(1, dtype=torch.int64)
+            log = torch.zeros(query.shape[:-1]).to(query.device)
+            return made.to(query.device), log, numbers, numbers, 5, 3, numbers, numbers, numbers
+
+        return kernel("_scaled_dot_product_fused_attention_overrideable", attention)
+
+    with with_row(1):
+        assert wrong(run) == set()
+    with with_row(2):
+        assert wrong(run) == {"scaled_dot_product_attention"}
+
+
+def test_products_inside_of_an_op_are_rounded_by_autocast(device):
+    x = torch.randn(8, 20, device=device)
+
+    def run():
+        given = x.clone().requires_grad_()
+        with torch.autocast(device, torch.bfloat16):
+            torch.corrcoef(given)[0, 1:].sum().backward()
+
+    assert wrong(run, reference="device") == set()
+
+
+def test_the_places_of_a_condition_are_compared(device):
+    condition = torch.randn(9, 2, device=device) > 0
+    with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
+        torch.where(condition)
+    assert not tool.results
+    assert not tool.results.not_looked_at
+
+
 def test_tf32_of_complex_numbers(device):
     left, right = (torch.randn(12, 16, 16, dtype=torch.complex64, device=device, requires_grad=True) for _ in range(2))
     with faults.inject("aten.*: tf32"):
