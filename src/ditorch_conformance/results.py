@@ -93,6 +93,11 @@ def dtype_of(case: Case) -> str:
     return found[-1] if found else ""
 
 
+def full_name(op: Any) -> str:
+    """An entry of torch's op_db with its variant; releases before 2.5 have no such attribute."""
+    return ".".join(filter(None, [op.name, op.variant_test_name]))
+
+
 # torch's words on how to run the one case again, which differ from case to case
 _ADVICE = re.compile(r"\s*To execute this test, run the following.*", re.DOTALL)
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Union
 
 from ditorch_conformance import devices
-from ditorch_conformance.results import ERROR, FAILURE, PASSED, SKIPPED, without_advice
+from ditorch_conformance.results import ERROR, FAILURE, PASSED, SKIPPED, full_name, without_advice
 
 _MAX_MESSAGE = 2000
 _SEVERITY = (ERROR, FAILURE, SKIPPED, PASSED)
@@ -133,7 +133,7 @@ def _op_names() -> dict[str, str]:
     """torch's ops by the form that their names have in cases; none where the file does not use op_db."""
     module = sys.modules.get("torch.testing._internal.common_methods_invocations")
     ops = [*getattr(module, "op_db", ()), *getattr(module, "python_ref_db", ())]
-    return {op.formatted_name: op.full_name for op in ops}
+    return {op.formatted_name: full_name(op) for op in ops}
 
 
 def _is_machinery(filename: str) -> bool:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import tarfile
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import ditorch_cli
 from ditorch_conformance import causes, diff, known, page, summary, tables
 from ditorch_conformance.errors import ConformanceError
-from ditorch_conformance.results import Case, Result, dtype_of, portable
+from ditorch_conformance.results import Case, Result, dtype_of, full_name, portable
 
 
 def result(name, status="passed", message="", info="", classname="TestThingCUDA", file="test_thing.py", **more):
@@ -31,6 +32,11 @@ def test_the_name_of_a_case_without_its_device():
     assert dtype_of(case) == "bfloat16"
     assert dtype_of(case._replace(name="test_cast_cuda_int64_float16")) == "float16"
     assert dtype_of(case._replace(name="test_sum_cuda")) == ""
+
+
+@pytest.mark.parametrize(("variant", "name"), [("", "mm"), ("decomposed", "mm.decomposed")])
+def test_the_name_of_an_op_in_older_releases(variant, name):
+    assert full_name(SimpleNamespace(name="mm", variant_test_name=variant)) == name  # they have no op.full_name
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 from ditorch_conformance.ops import samples
 from ditorch_conformance.ops.recipe import DTYPES, is_chosen
 from ditorch_conformance.ops.samples import Call
+from ditorch_conformance.results import full_name
 
 # nvrtc compiles their source at run time: CUDA's alone, and no op of torch's
 _LEFT_OUT = ("jiterator",)
@@ -52,7 +53,7 @@ def _of(ops: Iterable[Any], on_cpu: bool) -> Iterator[Entry]:
     for op in ops:
         if not op.name.startswith(_LEFT_OUT):
             promised = op.supported_dtypes("cpu") if on_cpu else _promised(op)
-            yield Entry(op.full_name, _names(promised), functools.partial(samples.of_op, op))
+            yield Entry(full_name(op), _names(promised), functools.partial(samples.of_op, op))
 
 
 def _promised(op: Any) -> set[torch.dtype]:

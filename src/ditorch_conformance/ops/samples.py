@@ -10,6 +10,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from ditorch_conformance.results import full_name
 from op_tools.values import trees
 
 _OPTIMIZER_STEPS = 3
@@ -62,7 +63,7 @@ def of_op(op: Any, dtype: torch.dtype) -> Iterator[Call]:
             takes_out=op.supports_out and not is_reference and op.name not in _WITH_INTERNALS,
             has_gradient=has_gradient,
             has_second_gradient=has_gradient and op.supports_gradgrad,
-            draws=op.full_name in _MISNAMED,
+            draws=full_name(op) in _MISNAMED,
             stays_on_host=op.name.endswith("tensor_split"),
         )
         has_empty |= is_empty(call)
@@ -90,7 +91,7 @@ def _first_result(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def name_of(op: Any) -> str:
     """Many entries are functions of torch's tests around the op, so the entry's name is taken."""
-    return f"op_db.{op.full_name}" if op.full_name in _MISNAMED else f"torch.{op.name}"
+    return f"op_db.{full_name(op)}" if full_name(op) in _MISNAMED else f"torch.{op.name}"
 
 
 def is_empty(call: Call) -> bool:
