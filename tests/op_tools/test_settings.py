@@ -30,6 +30,11 @@ CASES = {
         {"time": ("time",), "autocompare, time": ("autocompare", "time")},
         {"times": f"there is no tool times; these are: {', '.join(settings.TOOL_NAMES)}"},
     ),
+    "OP_TOOLS_RECORD_INTERVAL": (
+        10.0,
+        {"0.1": 0.1, "60": 60.0},
+        dict.fromkeys(["0", "-1", "nan", "inf", "often"], "it must be a number of seconds, 0.01 or above"),
+    ),
     "OP_TOOLS_MONITOR_INTERVAL": (
         1.0,
         {"0.1": 0.1, "60": 60.0},
