@@ -54,7 +54,7 @@ const WatchPage = (() => {
     const place = element("div", {});
     const update = async () => {
       if (!kinds().includes(state.kind)) state.kind = kinds().includes("gradients") ? "gradients" : kinds()[0];
-      const data = await Store.get(watch.processes[state.process].kinds[state.kind]);
+      const data = await Store.part(run, watch.processes[state.process].kinds[state.kind]);
       Elements.replace(place, data ? shown(data, state) : null);
     };
     const search = element("input", { type: "search", id: "search-modules", placeholder: t("Search modules"), "aria-label": t("Search modules"), value: state.words });
