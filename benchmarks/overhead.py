@@ -82,6 +82,7 @@ class Mode:
 
 MODES = (
     Mode("TrainingWatch", "watch.TrainingWatch"),
+    Mode("TrainingWatch, every step", "watch.TrainingWatch", {"OP_WATCH_EVERY": "1"}),
     Mode("OpTimeMeasure", "OpTimeMeasure"),
     Mode("OpObserve", "OpObserve"),
     Mode("OpOverflowCheck", "OpOverflowCheck"),

@@ -212,6 +212,8 @@ def _next_commands(found: Row, manifest: Row) -> Iterator[str]:
         else:
             yield f"ditorch run --autocompare --steps {step}:{step + 1} {program}"
             yield f"ditorch run --capture --ops {op} --steps {step}:{step + 1} {program}"
+    for row in [row for row in found["alerts"] if row["rule"] == "nan" and not found["wrong"]][:1]:
+        yield f"ditorch run --overflow --steps {max(0, row['step'] - 1)}:{row['step'] + 1} {program}"
     for row in [] if found["wrong"] else found["slow"][:1]:
         yield f"ditorch run --capture --ops {shlex.quote(row['op'])} --steps 2:3 {program}"
     capture = found["tools"].get("OpCapture", {}).get("files", [])

@@ -121,8 +121,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--losses", "note the loss of every backward pass; --capture=statistics does so, too", None, "losses"),
     Option(
         "--watch",
-        "keep a few numbers of weights, gradients, optimizer state and activations of every step, and of memory, and "
-        "alert: NaN, a spike, a dead layer",
+        "keep the loss of every step, figures of weights, gradients, optimizer state and activations of every tenth, "
+        "and of memory, and alert: NaN, a spike, a dead layer",
         None,
         "watch",
     ),
@@ -141,6 +141,7 @@ OPTIONS: tuple[Option, ...] = (
         "watch",
         "COMMAND",
     ),
+    Option("--watch-every", "look at tensors in every N-th step: 10", "OP_WATCH_EVERY", "watch", "N"),
     Option("--watch-to", "who gets the curves as well: tensorboard, wandb", "OP_WATCH_TO", "watch", "NAMES"),
     Option(
         "--modules",

@@ -259,7 +259,7 @@ WATCH_ON_ALERT = Setting(
     "who gets each alert of TrainingWatch as JSON: a command, on its stdin, or an address (http://, https://), by POST",
 )
 WATCH_EVERY = Setting(
-    "OP_WATCH_EVERY", 1, _positive, "TrainingWatch looks at tensors in every N-th step only; at losses in each"
+    "OP_WATCH_EVERY", 10, _positive, "TrainingWatch looks at tensors in every N-th step; at the loss in each"
 )
 WATCH_TO: Setting[tuple[str, ...]] = Setting(
     "OP_WATCH_TO", (), _receivers, "who gets TrainingWatch's curves as well: tensorboard, wandb"

@@ -48,7 +48,7 @@ def lines(path):
 
 def test_alerts_are_on_the_screen_in_the_file_and_at_the_command(ditorch_command, program, tmp_path):
     plain = ditorch_command("run", program, "spoil")
-    options = ("--watch", "--on-alert", "cat >> told; echo >> told", "--out", "out")
+    options = ("--watch-every", "1", "--on-alert", "cat >> told; echo >> told", "--out", "out")
     run = ditorch_command("run", *options, program, "spoil")
     assert run.stdout == plain.stdout, "the same losses, to the bit"
     assert "op_tools: ALERT at step 5: NaN or Inf in activations (first in 2)" in run.stderr
@@ -60,6 +60,7 @@ def test_alerts_are_on_the_screen_in_the_file_and_at_the_command(ditorch_command
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     (alert,) = summary["alerts"]
     assert (alert["step"], alert["rule"], alert["module"], alert["ranks"]) == (5, "nan", "2", [0])
+    assert summary["next"][0] == "ditorch run --overflow --steps 4:6 train.py spoil"
     assert summary["usage"][0]["host_memory_peak"] > 0
     manifest = (tmp_path / "out" / "manifest.json").read_text()
     assert "OP_WATCH_ON_ALERT" not in manifest, "an address would hold a secret"
@@ -71,14 +72,14 @@ def test_what_a_killed_process_has_written_stays(ditorch_command, program, tmp_p
     (path,) = (tmp_path / "out").glob("watch_result/*/steps.jsonl")
     assert [line["step"] for line in lines(path) if "step" in line] == list(range(8))
     (alerts,) = (tmp_path / "out").glob("watch_result/*/alerts.jsonl")
-    assert len(lines(alerts)) == 1
+    assert lines(alerts)[0]["text"] == "NaN or Inf in loss", "tensors were not due in that step"
     report = ditorch_command("report", "out")
     assert report.returncode == 0, report.stderr
 
 
 def test_ranks_of_torchrun_and_a_run_to_compare_with(ditorch_command, program, tmp_path):
     options = ("torchrun", "--standalone", "--nproc_per_node=2", program)
-    first = ditorch_command("run", "--watch", "--out", "first", *options)
+    first = ditorch_command("run", "--watch-every", "1", "--out", "first", *options)
     assert first.returncode == 0, first.stderr
     assert len(list((tmp_path / "first").glob("watch_result/*/steps.jsonl"))) == 2
     checksums = [lines(path) for path in (tmp_path / "first").glob("watch_result/*/checksums.jsonl")]

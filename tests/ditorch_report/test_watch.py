@@ -27,7 +27,7 @@ def watched(folder, steps=6):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tools = (
         ProcessMonitor(0.01, out=folder),
-        TrainingWatch(out=folder, verbose=0),
+        TrainingWatch(out=folder, verbose=0, every=1),
         op_tools.OpTimeMeasure(out=folder, verbose=0),
     )
     with tools[0], tools[1], tools[2]:

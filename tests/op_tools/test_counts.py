@@ -53,6 +53,7 @@ TOOLS = {
     "OpAutoCompare, device": lambda: op_tools.OpAutoCompare(reference="device"),
     "OpAutoCompare, once": lambda: op_tools.OpAutoCompare(once=True),
     "TrainingWatch": lambda: TrainingWatch(),
+    "TrainingWatch, every step": lambda: TrainingWatch(every=1),
 }
 # what is counted for each op call, and what for each step; and which of it is the same on every device
 PER_CALL = ("python calls", "kernels", "waits", "copies", "device allocations")

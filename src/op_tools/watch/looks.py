@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from op_tools.core.modes import dispatch_modes, with_modes_aside
 from op_tools.device import moments
 from op_tools.device.queues import OUT_OF_MEMORY, Batch, stream_number
 from op_tools.values.tensors import TENSORS, version_of
@@ -65,12 +66,15 @@ class Looks(Batch):
         if not looks:
             return
         try:
-            with self._enter_stream(), torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
-                rows, order = moments.look([tensor for _, tensor in looks])
+            rows, order = with_modes_aside(self._look_at, [tensor for _, tensor in looks])
         except OUT_OF_MEMORY:
             self.out_of_memory += len(looks)
             return
         self._rows.append((kind, rows, [looks[number][0] for number in order]))
+
+    def _look_at(self, tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
+        with self._enter_stream(), torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+            return moments.look(tensors)
 
     def forget(self, kind: str) -> None:
         """What was computed at once of this kind is no longer wanted."""
@@ -95,11 +99,12 @@ class StepLooks:
         self.left_out: set[str] = set()  # kinds of tensors that cannot be looked at
 
     def gather(self, label: Label, tensor: Tensor) -> None:
-        """To be looked at soon."""
+        """To be looked at soon. Without its graph, which must not live longer than the program wants."""
         self._added += 1
         if self._added <= MAX_LOOKS:
+            alias = with_modes_aside(tensor.detach) if dispatch_modes() else tensor.detach()
             with self._lock:
-                self._batch(tensor.device).add(label, tensor)
+                self._batch(tensor.device).add(label, alias)
 
     def compute(self) -> None:
         """Looks at what has been gathered, before it is changed."""
@@ -129,6 +134,11 @@ class StepLooks:
 
     def local(self, tensor: Any) -> Tensor | None:
         """This rank's part of a tensor, as it can be looked at; None where it cannot."""
+        if type(tensor) in TENSORS and moments.can_be_looked_at(tensor) and tensor.untyped_storage().nbytes():
+            return tensor  # type: ignore[no-any-return]
+        return with_modes_aside(self._unwrapped, tensor)  # type: ignore[no-any-return]
+
+    def _unwrapped(self, tensor: Any) -> Tensor | None:
         with contextlib.suppress(Exception):  # a tensor of a third party may refuse anything
             if hasattr(tensor, "to_local"):
                 tensor = tensor.to_local()

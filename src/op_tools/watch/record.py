@@ -41,6 +41,7 @@ class Record:
         self._is_compiled = False
         self.alerts = Alerts(LineFile(new_folder(out) / ALERTS_FILE), self._delivery)
         self.steps = 0
+        self.wants_a_look = False  # at the tensors of the next step: the loss alone does not tell the module
 
     @property
     def files(self) -> list[str]:
@@ -61,8 +62,10 @@ class Record:
         self._out_of_memory += found.out_of_memory
         self._is_compiled |= facts["is_compiled"]
         self._log.add(found)
-        for alert in self._judge.alerts(found):
+        alerts = list(self._judge.alerts(found))
+        for alert in alerts:
             self.alerts.raised(alert)
+        self.wants_a_look = (self.wants_a_look or bool(alerts)) and not found.tables
         if found.checksum is not None and "ranks" in self._rules and process.world_size() > 1:
             self._compare_ranks(found.step, found.checksum)
         if self._receivers is not None:

@@ -121,7 +121,9 @@ class Judge:
         steps = round(self._numbers["dead"])
         for kind, modules in by_kind.items():
             more = f" and {len(modules) - _MAX_NAMED} more" if len(modules) > _MAX_NAMED else ""
-            text = f"dead: all {kind} of {', '.join(modules[:_MAX_NAMED])}{more} have been zero for {steps} steps"
+            text = (
+                f"dead: all {kind} of {', '.join(modules[:_MAX_NAMED])}{more} have been zero in the last {steps} looks"
+            )
             yield Alert(found.step, "dead", text, kind, modules[0], float(steps), float(steps))
 
 

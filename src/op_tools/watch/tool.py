@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
 from op_tools import settings
 from op_tools.core import backward_passes, graphs, module_calls
-from op_tools.core.modes import with_modes_aside
 from op_tools.core.steps import STEPS
 from op_tools.core.tool import Numbers, Tool
 from op_tools.core.watcher import AnyWatcher
@@ -79,6 +79,7 @@ class TrainingWatch(Tool[None, None]):
     def started(self) -> None:
         rules, against, on_alert, every, to, disk = self._chosen
         self._every = settings.argument("every", every, settings.WATCH_EVERY)
+        self._is_due = STEPS.current % self._every == 0  # this step's tensors are looked at
         self._names = Names()
         self._looks = StepLooks()
         self._seen_gradients: set[int] = set()  # ids of parameters
@@ -118,16 +119,18 @@ class TrainingWatch(Tool[None, None]):
     # -- what happens in the program ----------------------------------------------------------------------------------
 
     def _is_looking(self) -> bool:
-        return STEPS.current % self._every == 0 and self.is_awake() and not graphs.is_capturing()
+        return self._is_due and self.is_awake() and not graphs.is_capturing()
 
     def module_called(self, module: Module, is_outermost: bool) -> None:
         if is_outermost:
             self._safely(self._names.found, module)
-        if getattr(module, "inplace", False):
+        if self._is_due and "inplace" in module.__dict__ and module.inplace:
             self._safely(self._looks.compute)
 
     def module_returned(self, module: Module, result: Any) -> None:
-        if module.training and self._is_looking() and not backward_passes.is_running() and not is_transformed():
+        if not self._is_due or not module.training or not self._is_looking():
+            return
+        if not backward_passes.is_running() and not is_transformed():
             self._safely(self._activation, module, result)
 
     def backward_begins(self, tensors: Any, gradients: Any) -> None:
@@ -146,12 +149,14 @@ class TrainingWatch(Tool[None, None]):
 
     def step_began(self, step: int) -> None:
         """Called where the step before has ended."""
-        self._names.take_over(STEPS.optimizers)
-        if step - 1 == 0 or (step - 1) % self._every == 0:
+        if self._is_due:
+            self._names.take_over(STEPS.optimizers)
             self._looks.compute_now(WEIGHTS, self._weights())
             self._looks.compute_now(STATE, self._states())
         self._looks.compute_now(SCALE, self._scales())
         self._hand_over(step - 1)
+        is_wanted = self._record is not None and self._record.wants_a_look
+        self._is_due = step % self._every == 0 or is_wanted
 
     # -- what is looked at --------------------------------------------------------------------------------------------
 
@@ -223,7 +228,8 @@ class TrainingWatch(Tool[None, None]):
     def _safely(self, function: Callable[..., None], *arguments: Any) -> None:
         """A failure of ours never ends a training run."""
         try:
-            with_modes_aside(function, *arguments)
+            with torch._C.DisableTorchFunction():
+                function(*arguments)
         except Exception as error:  # noqa: BLE001  whatever it is, training goes on
             text = f"TrainingWatch could not look at something: {messages.in_short(error)}; training goes on"
             messages.complain_once("watch", text=text)

@@ -42,7 +42,7 @@ def shared_folder():
 def watched(rank, steps, net, spoil=lambda step, net: None):
     """Losses, alerts, and whether the file says that parameters are sharded; rank 0 stops last."""
     STEPS.forget()
-    watch = TrainingWatch(out=shared_folder(), verbose=0).start()
+    watch = TrainingWatch(out=shared_folder(), verbose=0, every=1).start()
     losses = train("cuda", steps, net, spoil=spoil)
     if rank:
         watch.stop()

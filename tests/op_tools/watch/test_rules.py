@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 
 import pytest
 import torch
@@ -83,6 +84,22 @@ def test_a_loss_that_is_nan_is_told_once(device, tmp_path, capsys):
     assert line["value"] == "nan"
     assert {"host", "rank", "pid", "time", "step", "rule", "kind", "module", "limit", "text"} <= set(line)
     assert steps_in(tmp_path)[2]["loss"] == "nan"
+
+
+def test_an_alert_has_the_next_step_looked_at(device, tmp_path):
+    def spoil(step, net):
+        if step == 2:
+            with torch.no_grad():
+                net[3].weight[0, 0] = math.nan
+        time.sleep(0.05 if step > 2 else 0)  # until the thread has judged
+
+    with TrainingWatch(out=tmp_path, verbose=0, every=100) as watch:
+        train(device, 8, spoil=spoil)
+    first, second = watch.results
+    assert (first["step"], first["kind"], first["module"]) == (2, "loss", "")
+    assert (second["kind"], second["module"]) == ("activations", "0"), "the optimizer has spread it by then"
+    looked_at = [row["step"] for row in steps_in(tmp_path) if "weights" in row]
+    assert looked_at == [0, second["step"]]
 
 
 def test_infinities_that_come_to_nothing_are_no_alarm():
