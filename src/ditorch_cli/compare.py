@@ -45,6 +45,13 @@ _WIDTH = 120  # where there is no terminal
     "with one process and shapes do not tell; may be given again.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks compared at a time.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where ranks are compared: here, or as tasks of a Ray cluster whose machines see both folders.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON (ditorch.compare/1), and no more.")
 def command(
     run_a: Path,
@@ -54,6 +61,7 @@ def command(
     limit: float | None,
     shards: tuple[str, ...],
     jobs: int,
+    engine: str,
     as_json: bool,
 ) -> None:
     """Compare two runs by their statistics: RUN_A is the good one, RUN_B the one in doubt.
@@ -71,7 +79,7 @@ def command(
     table = [_shard(text) for text in shards]
     try:
         runs = Run(run_a), Run(run_b), Run(healthy) if healthy else None
-        found = compare(*runs, limit or LIMIT, shards=table, jobs=jobs)
+        found = compare(*runs, limit or LIMIT, shards=table, jobs=jobs, engine=engine)
         if data is not None or run_b.is_dir():
             _settle(found, data or run_b)
     except CaptureError as error:

@@ -5,8 +5,6 @@ Every machine needs ditorch, torch and, for PyTorch's tests, the checkout under 
 
 from __future__ import annotations
 
-import logging
-import os
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -19,6 +17,8 @@ from ditorch_conformance.errors import ConformanceError
 from ditorch_conformance.executor import Deliver, Executor, Shard
 from ditorch_conformance.process import STOPPED, Limits, Recipe, WorkerGone
 from ditorch_conformance.results import Attempt, Case
+from ditorch_shared import ray_cluster
+from ditorch_shared.ray_cluster import ClusterError
 
 _POLL_SECONDS = 0.5
 _MAX_LOST_MACHINES = 3  # of one executor, before the run gives up
@@ -33,20 +33,9 @@ def on_cluster(jobs: int, limits: Limits) -> ThreadedEngine:
 
 def _connected() -> Any:
     try:
-        import ray
-    except ImportError:
-        raise ConformanceError('--engine ray needs Ray: pip install "ditorch[ray]".') from None
-    if not ray.is_initialized():
-        address = os.environ.get("RAY_ADDRESS", "auto")
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ConformanceError(
-                f"There is no Ray cluster at {address!r} ({reason}): start one with `ray start --head`, or set "
-                "RAY_ADDRESS."
-            ) from None
-    return ray
+        return ray_cluster.connected()
+    except ClusterError as error:
+        raise ConformanceError(str(error)) from None
 
 
 class RemoteExecutor:

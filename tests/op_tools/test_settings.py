@@ -57,6 +57,11 @@ CASES = {
         {"device": "device", "device,cpu": "device,cpu"},
         {"gpu": "it must be one of cpu, device, device,cpu, identities"},
     ),
+    "OP_TOOLS_PERTURB": (
+        "own",
+        {"bfloat16": "bfloat16", "tf32": "tf32"},
+        {"much": "it must be one of own, bfloat16, float16, tf32"},
+    ),
     "OP_AUTOCOMPARE_UNTIL_COVERED": (False, SWITCH, NOT_A_SWITCH),
     "OP_AUTOCOMPARE_ONCE": (False, SWITCH, NOT_A_SWITCH),
     "OP_AUTOCOMPARE_EVERY": (1, {"100": 100}, NOT_POSITIVE),

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from ditorch_shared import ray_cluster
+from ditorch_shared.ray_cluster import ClusterError
 from op_tools.compare_runs import before, second_pass
 from op_tools.compare_runs.findings import Findings, ModuleRow, Place
 from op_tools.compare_runs.joining import Table
 from op_tools.compare_runs.judging import LIMIT, Judge
 from op_tools.compare_runs.reading import Run, Stream
 from op_tools.compare_runs.stream import MAX_GUILTY, MAX_SUSPECTS, MAX_WORST, StreamComparison, Told
+from op_tools.errors import CaptureError
 
 
 def compare(
@@ -26,10 +30,12 @@ def compare(
     told: Told | None = None,
     shards: Table = (),
     jobs: int = 1,
+    engine: str = "local",
 ) -> Findings:
     """`healthy`: a second run of the good side, with its weights moved by a rounding error, or on a healthy device.
 
     `shards`: how tensors of modules are cut, where shapes do not tell (joining.py). `jobs`: ranks at a time.
+    `engine`: local, or ray: a task for each rank on a cluster, whose machines see the folders under the same paths.
     """
     findings = Findings(str(a.path), str(b.path), before.differences(a, b))
     if not _have_one_sketch(a, b):
@@ -44,7 +50,7 @@ def compare(
             findings.not_comparable.append(f"rank {stream[0]} is only in {where}")
     paths = (a.path, b.path, None if healthy is None else healthy.path)
     tasks = [_Task(*paths, stream, limit, shards if is_joined else None) for stream in streams]
-    for task, found in zip(tasks, _all_done(tasks, (a, b, healthy), told, jobs)):
+    for task, found in zip(tasks, _all_done(tasks, (a, b, healthy), told, jobs, engine)):
         _merge(findings, found)
         if task.stream[0] not in findings.ranks:
             findings.ranks.append(task.stream[0])
@@ -69,6 +75,10 @@ class _Task:
     limit: float
     shards: Table | None
 
+    def absolute(self) -> dict[str, Any]:
+        """Its folders, for a process that works elsewhere."""
+        return {name: path.absolute() for name in ("a", "b", "healthy") if (path := getattr(self, name)) is not None}
+
     def done(self, runs: tuple[Run, Run, Run | None] | None = None, told: Told | None = None) -> Findings:
         a, b, healthy = runs or (Run(self.a), Run(self.b), None if self.healthy is None else Run(self.healthy))
         found = Findings(str(self.a), str(self.b))
@@ -91,14 +101,34 @@ def _without_collector() -> Iterator[None]:
 
 
 def _all_done(
-    tasks: list[_Task], runs: tuple[Run, Run, Run | None], told: Told | None, jobs: int
+    tasks: list[_Task], runs: tuple[Run, Run, Run | None], told: Told | None, jobs: int, engine: str
 ) -> Iterator[Findings]:
+    if engine == "ray":
+        yield from _done_on_cluster(tasks)
+        return
     if jobs == 1 or len(tasks) == 1:
         for task in tasks:
             yield task.done(runs, told)
         return
     with ProcessPoolExecutor(min(jobs, len(tasks)), multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(_Task.done, tasks)
+
+
+def _done_on_cluster(tasks: list[_Task]) -> Iterator[Findings]:
+    """In the order of the tasks, whoever is done first."""
+    try:
+        ray = ray_cluster.connected()
+    except ClusterError as error:
+        raise CaptureError(str(error)) from None
+    done = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(_Task.done)
+    references = [done.remote(replace(task, **task.absolute())) for task in tasks]
+    for task, reference in zip(tasks, references):
+        try:
+            found: Findings = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise CaptureError(f"rank {task.stream[0]} could not be compared on the cluster: {reason}") from None
+        yield found
 
 
 # ---- what several ranks have found ---------------------------------------------------------------------------------

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from ditorch.sim import faults
 from op_tools.compare_runs.comparison import compare
 from op_tools.compare_runs.reading import Run
 from op_tools.core.steps import STEPS
+from op_tools.errors import CaptureError
 
 WIDTH, INNER = 32, 64
 
@@ -138,3 +143,39 @@ def test_a_shard_that_makes_no_sense_is_named(device):
         done = CliRunner().invoke(command, ["a", "b", "--shard", text])
         assert done.exit_code == 2
         assert "is no PATTERN=DIMENSION" in done.output
+
+
+CLUSTER = """
+import os, subprocess, sys
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+for _ in range(2):
+    cluster.add_node(num_cpus=1)
+code = subprocess.run(sys.argv[1:], env={**os.environ, "RAY_ADDRESS": cluster.address}).returncode
+cluster.shutdown()
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_cluster_gives_the_results_of_one_machine(runs, tmp_path):
+    if importlib.util.find_spec("ray") is None:  # not imported here: it changes the environment
+        pytest.skip("there is no Ray")
+    runs("batch", "good"), runs("batch", "bad", "aten.gelu: noise=1e-2")
+    command = [sys.executable, "-c", "import ditorch_cli; ditorch_cli.main()", "compare", "good", "bad", "--json"]
+    (tmp_path / "cluster.py").write_text(CLUSTER)
+    on_cluster = [sys.executable, str(tmp_path / "cluster.py"), *command, "--engine", "ray"]
+    here, there = (
+        subprocess.run(one, capture_output=True, text=True, check=False, timeout=800) for one in (command, on_cluster)
+    )
+    assert (here.returncode, there.returncode) == (1, 1), there.stderr[-3000:]
+    assert json.loads(here.stdout) == {**json.loads(there.stdout), "runs": json.loads(here.stdout)["runs"]}
+
+
+def test_ray_is_an_extra(runs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    run = runs("one", "one")
+    with pytest.raises(CaptureError, match=r'needs Ray: pip install "ditorch\[ray\]"'):
+        compare(run, run, engine="ray")
