@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 
@@ -15,7 +13,7 @@ import pytest
 import op_tools
 
 BEGINNING = """
-    import ctypes, os, signal, sys, threading, time
+    import ctypes, os, signal, subprocess, sys, threading, time
     import torch
     from ditorch import sim
     sim.start()
@@ -26,30 +24,24 @@ BEGINNING = """
     def work():
         (x * 2).sum().backward()
 
+    def ready():
+        subprocess.Popen(["sh", "-c", f"sleep 0.2; kill {os.getpid()}"])
+
     def wait():
         work()
-        print("ready", flush=True)
+        ready()
         while True:
             work()
 """
 
 
 @pytest.fixture
-def terminated(tmp_path):
-    """Runs a program, sends SIGTERM once it says that it is ready, and returns its status and output."""
+def terminated(run_python):
+    """Runs a program that gets SIGTERM from outside once it is ready, and returns its status and output."""
 
     def run(code):
-        program = textwrap.dedent(BEGINNING) + textwrap.dedent(code)
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, **pipes)
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if line == "ready\n":
-                break
-        process.send_signal(signal.SIGTERM)
-        output, error = process.communicate(timeout=300)
-        return process.returncode, "".join(said) + output, error
+        done = run_python(textwrap.dedent(BEGINNING) + textwrap.dedent(code), check=False)
+        return done.returncode, done.stdout, done.stderr
 
     return run
 
@@ -83,7 +75,7 @@ def test_a_main_thread_that_never_comes_back(terminated):
     status, output, _ = terminated("""
         op_tools.OpTimeMeasure().start()
         work()
-        print("ready", flush=True)
+        ready()
         mutex = ctypes.create_string_buffer(64)  # no signal wakes who waits for it
         ctypes.CDLL(None).pthread_mutex_lock(mutex)
         ctypes.CDLL(None).pthread_mutex_lock(mutex)
@@ -96,7 +88,7 @@ def test_a_program_that_ends_at_that_very_moment(terminated):
     status, output, _ = terminated("""
         op_tools.OpTimeMeasure().start()
         work()
-        print("ready", flush=True)
+        ready()
         while not [thread for thread in threading.enumerate() if thread.name == "op_tools stop"]:
             time.sleep(0.001)
     """)
@@ -109,7 +101,7 @@ def test_a_tool_that_is_writing_its_report(terminated, tmp_path):
         from op_tools.output.writer import Writer
 
         def slowly(writer, close=Writer.close):
-            print("ready", flush=True)
+            ready()
             time.sleep(1)
             close(writer)
 
