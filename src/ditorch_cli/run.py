@@ -61,7 +61,8 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
     chosen = environment.get("OP_TOOLS_OUT") if has_tools else tools["out"]
     folder = Path(chosen or _new_folder(program, has_tools))
     environment["DITORCH_CONTROL"] = str(folder.absolute())  # also for children with another working directory
-    if not has_tools:
+    is_missing = command[0] == sys.executable and not is_module and not Path(program).exists()
+    if not has_tools or is_missing:  # of a file that is not there, Python says so, and there is nothing to sum up
         executable = shutil.which(command[0], path=environment["PATH"]) or command[0]
         os.execve(executable, command, environment)  # noqa: S606 - what the user asked to run
     else:

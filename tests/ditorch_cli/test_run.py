@@ -153,13 +153,15 @@ class TestTheCommandLine:
         assert code == 2
         assert re.search("Error: No such option:? '?-x", output)
 
-    def test_a_file_that_does_not_exist_is_one_message(self, ditorch_command, tmp_path):
-        done = ditorch_command("run", "missing.py")
+    @pytest.mark.parametrize("tools", [(), ("--time", "--autocompare")])
+    def test_a_file_that_does_not_exist_is_one_message(self, ditorch_command, tmp_path, tools):
+        done = ditorch_command("run", *tools, "missing.py")
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr == (
             f"{sys.executable}: can't open file '{tmp_path}/missing.py': [Errno 2] No such file or directory\n"
         )
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_module_that_does_not_exist_is_one_message(self, ditorch_command):
         done = ditorch_command("run", "-m", "missing")
