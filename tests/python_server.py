@@ -32,7 +32,9 @@ class Server:
 
     def can(self, environment: dict[str, str]) -> bool:
         """Whether a process with these variables is the same as one that starts anew."""
-        return hasattr(os, "fork") and _early(environment) == _early(self._environment)
+        search = environment.get("PYTHONPATH", "").split(os.pathsep)
+        has_own_start = any(Path(folder, "sitecustomize.py").exists() for folder in search)
+        return _early(environment) == _early(self._environment) and not has_own_start
 
     def run(
         self, code: str, arguments: tuple[str, ...], environment: dict[str, str], timeout: float

@@ -53,3 +53,8 @@ def test_an_error_is_told_and_ends_it(run_python):
 def test_what_is_decided_earlier_starts_anew(run_python):
     code = "import sys; print('torch' in sys.modules, sys.flags.utf8_mode)"
     assert run_python(code, PYTHONUTF8="1").stdout == "False 1\n"
+
+
+def test_a_start_of_its_own_starts_anew(run_python, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.began = 'torch' in sys.modules")
+    assert run_python("import sys; print(sys.began)", PYTHONPATH=str(tmp_path)).stdout == "False\n"
