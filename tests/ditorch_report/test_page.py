@@ -175,15 +175,19 @@ def test_names_and_texts_of_a_run_stay_texts(tmp_path):
         where=f"/x/{EVIL}.py:1 f: {EVIL}",
     )
     own = {"layer": EVIL, "what": "output", "relative_error": 0.01, "input_error": "nan", "allclose": False}
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["modules"] = [own, {**own, "layer": "up", "allclose": True}]
-    (folder / "summary.json").write_text(json.dumps(summary))
+    lockstep = tmp_path / "lockstep"
+    runs.large(lockstep, 2)
+    summary = {"modules": [own, {**own, "layer": "up", "allclose": True}]}
+    (lockstep / "summary.json").write_text(json.dumps(summary))
     url = reported(folder)
     with browser.chromium() as chromium:
-        reader = browser.Reader(chromium, url)
+        reader = browser.Reader(chromium, reported(lockstep))
         shown = reader.open("#accuracy")
         modules = shown.locator("section:has(h2:has-text('its own error')) tbody tr")
         assert [row.split("\t")[-1].strip() for row in modules.all_inner_texts()] == ["not close", "close"]
+        assert shown.locator("main img, main script").count() == 0
+        reader.close()
+        reader = browser.Reader(chromium, url)
         for address in (
             "",
             "#accuracy",
