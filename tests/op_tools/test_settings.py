@@ -43,6 +43,23 @@ CASES = {
     "OP_TOOLS_MODULES": ("", {"blocks.*": "blocks.*"}, {}),
     "OP_TOOLS_INPUTS_FROM": (None, {"/runs/a": Path("/runs/a"), "~/a": Path.home() / "a"}, {}),
     "OP_TOOLS_RANKS": (None, {}, NOT_NUMBERS),
+    "OP_WATCH_RULES": (
+        settings.WATCH_RULES,
+        {"": settings.WATCH_RULES, "spike=12, nan": {**settings.WATCH_RULES, "spike": 12.0}},
+        {
+            "spikes": "there is no rule spikes; these are: nan, spike, norm, dead, parting, ranks",
+            "dead=0": "dead=0: it must be a number above 0, or off",
+        },
+    ),
+    "OP_WATCH_AGAINST": (None, {"/runs/a": Path("/runs/a"), "~/a": Path.home() / "a"}, {}),
+    "OP_WATCH_ON_ALERT": ("", {"cat > x": "cat > x"}, {}),
+    "OP_WATCH_EVERY": (10, {"1": 1}, NOT_POSITIVE),
+    "OP_WATCH_TO": (
+        (),
+        {"wandb, tensorboard": ("wandb", "tensorboard")},
+        {"email": "it must be tensorboard or wandb, or both with a comma between them"},
+    ),
+    "OP_WATCH_DISK": (256 * 2**20, BYTES, NOT_BYTES),
     "OP_CAPTURE_MODE": ("data", {"statistics": "statistics"}, {"stats": "it must be one of data, statistics"}),
     "OP_CAPTURE_MEMORY": (2 * 2**30, BYTES, NOT_BYTES),
     "OP_FALLBACK_AUTO": (False, SWITCH, NOT_A_SWITCH),
