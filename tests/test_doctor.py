@@ -263,7 +263,7 @@ def test_a_driver_that_hangs_does_not_hang_the_command(run_python, tmp_path, how
     search = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     code = "import sys; sys.argv[0] = 'ditorch'; from ditorch_cli.doctor import doctor; doctor()"
     environment = {"DITORCH_DISABLE_MOCK": "0", "DITORCH_BACKEND": "", "PYTHONPATH": search}
-    done = run_python(code, "--seconds", "8", check=False, **environment)
+    done = run_python(code, "--seconds", "8", check=False, fresh=True, **environment)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     if how == "with Python going on":
