@@ -39,6 +39,9 @@ class Names:
         """Its path in the model; that of its class where it is in none."""
         return self._names.get(module) or type(module).__name__
 
+    def knows(self, module: Module) -> bool:
+        return module in self._names
+
     def found(self, module: Module) -> None:
         """An outermost module is about to run."""
         if module in self._names:

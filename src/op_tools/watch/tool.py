@@ -18,6 +18,7 @@ from typing import Any, Callable
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.nn import Module
 
 from op_tools import settings
@@ -161,6 +162,8 @@ class TrainingWatch(Tool[None, None]):
     # -- what is looked at --------------------------------------------------------------------------------------------
 
     def _activation(self, module: Module, result: Any) -> None:
+        if isinstance(module, GraphModule) and not self._names.knows(module):
+            return  # of torch.compile's making: the program's own gives the same
         for tensor in trees.tensors(result):
             local = self._looks.local(tensor)
             if local is not None:

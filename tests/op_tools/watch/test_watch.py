@@ -199,3 +199,34 @@ def test_a_sparse_gradient_and_tied_weights(device, tmp_path):
     (row,) = steps_in(tmp_path)
     assert named(tmp_path)["gradients"] == ["0", "1"]
     assert row["gradients"]["rms"][0] > 0
+
+
+def test_compiled_code_is_the_same_and_seen_as_a_whole(tmp_path):
+    def compiled():
+        torch._dynamo.reset()
+        net = model("cpu")
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        return train("cpu", 3, torch.compile(net, backend="eager", fullgraph=True), optimizer)
+
+    plain = compiled()
+    with TrainingWatch(out=tmp_path, verbose=0) as watch:
+        assert compiled() == plain
+    torch._dynamo.reset()
+    assert named(tmp_path)["activations"] == ["Sequential"]
+    assert named(tmp_path)["gradients"] == ["0", "2.0", "2.1", "3"]
+    assert "modules inside of compiled code" in watch.results.not_looked_at[0]["reason"]
+
+
+def test_a_fused_optimizer_leaves_steps_out_itself(tmp_path):
+    net = model("cpu")
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    with TrainingWatch(out=tmp_path, verbose=0) as watch:
+        for step in range(3):
+            loss = net(torch.randn(4, 8) * (math.inf if step == 1 else 1)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert [row.get("left_out", False) for row in steps_in(tmp_path)] == [False, True, False]
+    assert list(watch.results) == []
