@@ -69,6 +69,7 @@ def write(folder: Path, calls: int, in_a_step: int, seed: int) -> None:
         lines[:, 9:] = numbers.view(torch.int64)
         for some in lines.split(20_000):
             pack.add(some)
+        pack.repeat(torch.empty(0, 8, dtype=torch.int64))  # as OpCapture does now and then: a reader may forget
     pack.close()
 
 

@@ -13,6 +13,8 @@ from ditorch_diagnosis import losses, trial
 from ditorch_diagnosis.checks import Check, LikeGood, UntilStep
 from ditorch_diagnosis.errors import DiagnosisError
 from ditorch_diagnosis.stages import Result, Stages, asked
+from op_tools.compare_runs.reading import Run
+from op_tools.errors import CaptureError
 
 SCHEMA = "ditorch.diagnose/1"
 SAME, FOUND, UNEXPLAINED = "same", "found", "unexplained"
@@ -60,6 +62,7 @@ class Diagnosis:
         self._seconds, self._steps = seconds, steps
 
     def run(self) -> Diagnosed:
+        _check(self._good)
         result = Diagnosed(self._command, str(self._good), str(self._folder))
         result.stages = self._stages.done
         statistics = self._statistics()
@@ -213,6 +216,14 @@ class Diagnosis:
     def _bisect_command(self) -> str:
         options = ["--good", str(self._good), "--suspects", str(self._folder / "compare.json")]
         return f"ditorch bisect {shlex.join(options)} -- {shlex.join(self._command)}"
+
+
+def _check(good: Path) -> None:
+    """Before the program runs, which may take hours: whether there is something to compare it with."""
+    try:
+        Run(good)
+    except CaptureError as error:
+        raise DiagnosisError(f"--good: {error}") from None
 
 
 def _calls(run: Path) -> int:

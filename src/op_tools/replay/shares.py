@@ -20,9 +20,13 @@ def replay(options: Options, folders: list[Path], results: ReplayResults, progre
     """Fills `results` in the order of `folders`."""
     size = max(1, -(-len(folders) // (options.jobs * _SHARES_OF_A_PROCESS)))
     found = _run(options, [folders[at : at + size] for at in range(0, len(folders), size)], results, progress)
-    lost = [folder for folder in folders if str(folder) not in found]
-    for folder in lost:  # each by itself, so that only the one that is to blame is lost
-        found.update(_run(options, [[folder]], results, lambda done, total: None))
+    groups = [[folder for folder in folders if str(folder) not in found]]
+    while groups:  # halved until only the calls that are to blame are lost
+        group = groups.pop()
+        if group:
+            found.update(_run(options, [group], results, lambda done, total: None))
+        if len(group) > 1 and any(str(folder) not in found for folder in group):
+            groups += [group[len(group) // 2 :], group[: len(group) // 2]]
     for folder in folders:
         ended = CallResult(str(folder), call_name(folder), "failed", _ENDED)
         results.calls.append(found.get(str(folder), ended))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from torch.nn import functional
 
 import op_tools
 from ditorch_cli.replay import command
-from op_tools.replay import runner, spread
+from op_tools.replay import runner, shares, spread
+from op_tools.replay.results import CallResult
 
 from .test_replay import captured
 
@@ -165,3 +167,20 @@ def test_in_several_processes_the_same_comes_out_and_a_crash_costs_one_call(devi
     assert list(crashed) == list(alone)
     lost = [value for value in crashed.values() if value not in alone.values()]
     assert lost == [("fragile.op", "failed")]
+
+
+def test_after_a_crash_only_the_calls_to_blame_are_lost_in_few_processes(monkeypatch):
+    folders = [Path(f"call{number:03}") for number in range(100)]
+    bad, ran = {folders[17], folders[64]}, []
+
+    def run(options, groups, results, progress):
+        done = [group for group in groups if not bad.intersection(group)]
+        ran.extend(groups)
+        return {str(folder): CallResult(str(folder), "op", "right", "") for group in done for folder in group}
+
+    monkeypatch.setattr(shares, "_run", run)
+    results = SimpleNamespace(calls=[])
+    shares.replay(SimpleNamespace(jobs=2), folders, results, lambda done, total: None)
+    assert [call.folder for call in results.calls] == list(map(str, folders))
+    assert {call.folder for call in results.calls if call.status == "failed"} == set(map(str, bad))
+    assert len(ran) < 40

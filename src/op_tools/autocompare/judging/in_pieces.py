@@ -19,7 +19,7 @@ from op_tools.autocompare.judging.error_statistics import Found
 from op_tools.autocompare.judging.limits import LARGE_ELEMENTS, Precision, Tolerance, Tolerances
 from op_tools.autocompare.judging.measures import EQUAL, SumsAndMaxima, dense, same_bits, unravel
 from op_tools.autocompare.judging.verdict import (
-    Look,
+    MeasuredErrors,
     Nearness,
     Row,
     Verdict,
@@ -358,6 +358,6 @@ class _Pieces:
         assert precision is not None
         if row.verdict is None:
             return row
-        look = Look(found, self._first, self._bad / max(self._count, 1))
+        look = MeasuredErrors(found, self._first, self._bad / max(self._count, 1))
         judged = together(row.verdict, look, self._place, self._count, precision, self._tolerance, self._has_same)
         return replace(row, verdict=judged)

@@ -152,7 +152,7 @@ def _cause(
     return f"an error is {_number(found.peak)} times what {precision.name} costs here"
 
 
-class Look(NamedTuple):
+class MeasuredErrors(NamedTuple):
     """What there is to see of one piece of a result, without a verdict."""
 
     found: Found
@@ -160,15 +160,23 @@ class Look(NamedTuple):
     share: float  # of these
 
 
-def look_at(got: Tensor, expected: Tensor, same: Tensor | None, precision: Precision, tolerance: Tolerance) -> Look:
+def look_at(
+    got: Tensor, expected: Tensor, same: Tensor | None, precision: Precision, tolerance: Tolerance
+) -> MeasuredErrors:
     """The statistics of `judge`, for a piece of a result of which nothing more is decided."""
     numbers = error_statistics.Matrix(got, expected, same, precision, None)
     found = numbers.statistics(tolerance)
-    return Look(found, *numbers.bad(precision.limits.peak))
+    return MeasuredErrors(found, *numbers.bad(precision.limits.peak))
 
 
 def together(
-    worst: Verdict, look: Look, place: str, elements: int, precision: Precision, tolerance: Tolerance, has_same: bool
+    worst: Verdict,
+    look: MeasuredErrors,
+    place: str,
+    elements: int,
+    precision: Precision,
+    tolerance: Tolerance,
+    has_same: bool,
 ) -> Verdict:
     """The verdict on a result in pieces, of which one was judged to be `worst`; `look` is of all of them."""
     found = look.found
