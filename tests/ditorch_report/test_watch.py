@@ -102,7 +102,7 @@ def test_the_page(tmp_path, device):
     with browser.chromium() as chromium:
         reader = browser.Reader(chromium, (folder / "report.html").as_uri())
         shown = reader.open("#watch")
-        assert "1 alerts in 6 steps" in reader.text(".lead")
+        assert "1 alert in 6 steps" in reader.text(".lead")
         assert "NaN or Inf in activations (first in 1.up" in reader.text()
         shown.wait_for_selector(".chart canvas")
         assert shown.locator("h2").all_inner_texts() == ["Alerts", "Loss", "Gradient norm", "By module"]

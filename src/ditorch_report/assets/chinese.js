@@ -50,7 +50,7 @@ const CHINESE = {
   "CPU, per cent of a core": "CPU，单核百分比", "Device busy, per cent": "设备繁忙百分比", "The most that was used": "使用的最大值", "host memory": "主机内存", "device memory": "设备内存",
   "Device temperature, °C": "设备温度（°C）",
   // watch
-  Watch: "监看", "Nothing watched over this run.": "本次运行没有监看。", "{0} alerts in {1} steps.": "{1} 步中有 {0} 次告警。", "No alert in {0} steps.": "{0} 步中没有告警。", Alerts: "告警", rule: "规则",
+  Watch: "监视", "Nothing watched over this run.": "本次运行没有监视。", "{0} alerts in {1} steps.": "{1} 步中有 {0} 次警报。", "No alert in {0} steps.": "{0} 步中没有警报。", "1 alert in {0} steps.": "{0} 步中有 1 次警报。", Alerts: "警报", rule: "规则",
   "Parameters are sharded: each rank shows its own part.": "参数是分片的：每个 rank 显示自己的部分。", Loss: "损失", "Gradient norm": "梯度范数", "Scale of GradScaler": "GradScaler 的缩放因子", "By module": "按模块",
   "Search modules": "搜索模块", figure: "指标", "root mean square": "均方根", "largest absolute value": "最大绝对值", mean: "均值", "share of zeros": "零的占比", "NaN and Inf": "NaN 与 Inf",
   "{0} of {1} modules; the curves are those of the largest.": "{1} 个模块中的 {0} 个；曲线是其中最大的几个。", first: "最初", last: "最后", largest: "最大", elements: "元素数",

@@ -15,12 +15,18 @@ const WatchPage = (() => {
     const alerts = watch.alerts.length;
     return [
       title,
-      element("p", { class: "lead" }, alerts ? t("{0} alerts in {1} steps.", Words.count(alerts), Words.count(steps)) : t("No alert in {0} steps.", Words.count(steps))),
+      element("p", { class: "lead" }, said(alerts, Words.count(steps))),
+      alerts ? element("p", { class: "reason" }, t("step {0}", watch.alerts[0].step), ": ", watch.alerts[0].text) : null,
       watch.processes.some((one) => one.sharded) ? element("p", { class: "note" }, t("Parameters are sharded: each rank shows its own part.")) : null,
       alerts ? alertTable(watch.alerts) : null,
       CURVES.map(([name, text]) => curve(watch, name, text)),
       await byModule(run, watch),
     ];
+  }
+
+  function said(alerts, steps) {
+    if (!alerts) return t("No alert in {0} steps.", steps);
+    return alerts === 1 ? t("1 alert in {0} steps.", steps) : t("{0} alerts in {1} steps.", Words.count(alerts), steps);
   }
 
   function alertTable(rows) {
@@ -96,14 +102,14 @@ const WatchPage = (() => {
     return [
       element("p", { class: "note", role: "status" }, t("{0} of {1} modules; the curves are those of the largest.", Words.count(found.length), Words.count(data.modules.length))),
       lines.length ? LineChart.overSteps({ lines, show: (value) => Words.number(value, 4), label }) : null,
-      new Table.SortedTable({
+      element("div", { style: { "margin-top": "14px" } }, new Table.SortedTable({
         label, name: "module-", rows: Int32Array.from(found),
         columns: [
           { title: t("module"), value: (place) => data.modules[place] },
           numeric(t("first"), first), numeric(t("last"), last), numeric(t("largest"), most),
           { title: t("elements"), value: (place) => data.count[place], show: (place) => Words.count(data.count[place]), numeric: true, minor: true },
         ],
-      }).root,
+      }).root),
     ];
   }
 
