@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from op_tools import native
-from op_tools.capture import placements
 from op_tools.capture.placements import local
 
 Noted = tuple[Any, list[Tensor], Optional[bytes]]  # the key, the tensors, the addresses of their elements
+_PLAIN = {Tensor, Parameter}  # most are, and no DTensors
 
 
 def noter() -> Callable[[Any, dict[str, Any]], Noted]:
@@ -28,8 +29,12 @@ def noter() -> Callable[[Any, dict[str, Any]], Noted]:
 
     def fast(args: Any, kwargs: dict[str, Any]) -> Noted:
         noted = in_native(args, kwargs)
-        has_shards = noted is not None and placements.are_in_use() and any(local(one) is not one for one in noted[1])
-        return note(args, kwargs) if noted is None or has_shards else noted
+        if noted is None:
+            return note(args, kwargs)
+        for one in noted[1]:
+            if type(one) not in _PLAIN and local(one) is not one:
+                return note(args, kwargs)
+        return noted
 
     return fast
 

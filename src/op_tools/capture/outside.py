@@ -45,9 +45,11 @@ class Outside:
     def __init__(self, add: Add) -> None:
         self._add = add
         self._ids = itertools.count(-1, -1)
-        self._step = -1
+        # asked for at every call, to call `look` only where there is something to see
+        self.step = -1  # whose inputs were noted last
+        self.is_first_step = True
         self._first_step: int | None = None
-        self._modules: set[str] = set()  # in which ops have run in the first step
+        self.modules: set[str] = set()  # in which ops have run in the first step
         self._known: set[int] = set()  # modules whose parameters were noted, by their ids
         # in the writer's thread
         self._tensors: dict[int, list[dict[str, Any]]] = {}  # as described, by the description's number
@@ -55,22 +57,21 @@ class Outside:
         self._inputs: list[dict[str, Any]] = []
 
     def look(self, call: OpCall) -> None:
-        """Before an op runs, but for those of backward."""
+        """Before an op of a module runs that is the first in its step, or in its module in the first step."""
         module, step = call.where.module, call.step
-        if not module or (step == self._step and (step != self._first_step or module in self._modules)):
-            return
         found = _outermost()
         if found is None:
             return
         model, args, kwargs = found
         if self._first_step is None:
             self._first_step = step
-        if step == self._first_step:
-            self._modules.add(module)
+        self.is_first_step = step == self._first_step
+        if self.is_first_step:
+            self.modules.add(module)
             if id(model) not in self._known:
                 self._note_model(model, step)
-        if step != self._step:
-            self._step = step
+        if step != self.step:
+            self.step = step
             self._note(STEP, "input", step, args, kwargs)
 
     def _note_model(self, model: Module, step: int) -> None:

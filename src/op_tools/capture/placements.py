@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from torch import Tensor
-
-
-def are_in_use() -> bool:
-    """Whether the program can have any, or tensors that a collective is still bringing."""
-    return "torch.distributed._functional_collectives" in sys.modules
 
 
 def local(tensor: Tensor) -> Tensor:

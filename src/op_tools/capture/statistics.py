@@ -86,8 +86,10 @@ class Statistics:
     def before(self, call: OpCall) -> tables.Described | bool | None:
         if self._writer.is_broken:
             return None
-        if _graph_task() < 0:
-            self._outside.look(call)
+        outside, module = self._outside, call.where.module
+        is_new = call.step != outside.step or (outside.is_first_step and module not in outside.modules)
+        if module and is_new and _graph_task() < 0:
+            outside.look(call)
         self._add(call, "input", call.args, call.kwargs)
         return tables.inputs(call) if self._tells else True
 
