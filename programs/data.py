@@ -106,13 +106,46 @@ def masks(folder: Path, path: str, count: str, size: str = "64") -> None:
         mask.save(_made(folder / path / "masks" / f"{number}_mask.png"))
 
 
+def coco(folder: Path, path: str, count: str = "4", size: str = "64") -> None:
+    """Pictures with boxes and outlines in the format of COCO 2017, for training and validation."""
+    import json
+
+    from PIL import Image
+
+    draw = _Draw()
+    side = int(size)
+    for part in ("train", "val"):
+        pictures, boxes = [], []
+        for number in range(1, int(count) + 1):
+            name = f"{number:012}.jpg"
+            file = _made(folder / path / f"{part}2017" / name)
+            Image.frombytes("RGB", (side, side), draw.bytes(3 * side * side)).save(file)
+            pictures.append({"id": number, "file_name": name, "height": side, "width": side})
+            for _ in range(2):
+                left, top, width, height = (
+                    4 + draw.below(20),
+                    4 + draw.below(20),
+                    20 + draw.below(20),
+                    20 + draw.below(20),
+                )
+                corners = (left, top), (left + width, top), (left + width, top + height), (left, top + height)
+                outline = [coordinate for corner in corners for coordinate in corner]
+                box = {"id": len(boxes) + 1, "image_id": number, "category_id": 1 + draw.below(3), "iscrowd": 0}
+                boxes.append(
+                    {**box, "bbox": [left, top, width, height], "area": width * height, "segmentation": [outline]}
+                )
+        categories = [{"id": number, "name": f"kind {number}"} for number in (1, 2, 3)]
+        known = {"images": pictures, "annotations": boxes, "categories": categories}
+        _made(folder / path / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(known))
+
+
 def file(folder: Path, path: str, *lines: str) -> None:
     """A text file of these lines."""
     _made(folder / path).write_text("\n".join(lines) + "\n")
 
 
 FORMATS = {
-    function.__name__: function for function in (text, nanogpt, mnist, images, picture, file, shorts, cora, masks)
+    function.__name__: function for function in (text, nanogpt, mnist, images, picture, file, shorts, cora, masks, coco)
 }
 
 

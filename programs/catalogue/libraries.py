@@ -108,6 +108,17 @@ LIBRARIES = (
     library("schedule-free-optimizers", "steps of twelve optimizers", "schedulefree", "heavyball"),
     library("rwkv-generation", "scripted inference, layers on several devices and in 8 bits", "rwkv"),
     library("opacus-private-training", "gradients of every sample, hooks and functorch", "opacus"),
+    library("torchattacks-adversaries", "adversarial pictures by twelve attacks", "torchattacks", "torchvision"),
+    library("tabnet-tables", "classification, regression, explanations", "pytorch-tabnet"),
+    library(
+        "hqq-quantization",
+        "layers of 8 to 1 bits and gradients through them",
+        "hqq",
+        "termcolor",
+        tolerance=2e-2,
+        reason="half precision on CUDA alone",
+    ),
+    library("deepctr-models", "twelve models of clicks, fitted by its own loop", "deepctr-torch", "scikit-learn"),
     library(
         "bitsandbytes-four-bits",
         "a layer of 4-bit weights, refused",

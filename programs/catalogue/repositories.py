@@ -119,6 +119,18 @@ REPOSITORIES: tuple[Program, ...] = (
         numbers=r" loss: ([\d.]+)",
         tolerance=1e-2,
     ),
+    vision(
+        "vision-detection",
+        "references/detection: Faster R-CNN with regions of interest and suppressed boxes, COCO's measures",
+        "python train.py --device={device} --data-path=coco --dataset=coco --model=fasterrcnn_mobilenet_v3_large_320_fpn --epochs=1 "
+        "--batch-size=2 --lr=0.001 --workers=0 --print-freq=1 --aspect-ratio-group-factor=-1",
+        folder="references/detection",
+        data=("coco coco",),
+        packages=("torchvision", "pycocotools"),
+        numbers=r" loss\w*: ([\d.]+)",
+        tolerance=0.2,
+        reason=RANDOM,
+    ),
     timm(
         "timm-train",
         "timm's train.py, made-up pictures",
