@@ -96,9 +96,9 @@ def test_ditorch_runs_the_program_under_torchrun_too():
 def test_on_a_genuine_gpu_the_same_gpu_without_ditorch_is_the_reference():
     program = Program("a", "b", "python x.py --device={device}", only_cuda=True)
     assert command_line(program, "cuda", plain=True)[-2:] == ["x.py", "--device=cuda"]
-    assert "ditorch" not in command_line(program, "cuda", plain=True)
-    assert "ditorch" in command_line(program, "cuda")
-    assert "ditorch" in command_line(program, "cpu", plain=True)  # it knows CUDA only
+    assert "ditorch_cli" not in command_line(program, "cuda", plain=True)
+    assert "ditorch_cli" in command_line(program, "cuda")
+    assert "ditorch_cli" in command_line(program, "cpu", plain=True)  # it knows CUDA only
 
 
 def test_a_program_of_more_ranks_than_gpus_is_skipped(written, monkeypatch):

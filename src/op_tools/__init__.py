@@ -1,10 +1,12 @@
 """Tools for training on an accelerator that goes wrong: capture, compare, time, work around, find the first NaN.
 
-What reads files only (`ditorch compare`) imports parts of this package without torch; so names come when asked for.
+What reads files only (`ditorch compare`) imports parts of this package without torch. So where torch is not there yet,
+names come when they are asked for.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,3 +46,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "torch" in sys.modules:
+    from op_tools.public import *  # noqa: F403  a program that trains: what is done at its end must be there before

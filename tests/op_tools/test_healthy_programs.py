@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import io
 
@@ -16,9 +17,12 @@ pytestmark = pytest.mark.skipif(DEVICE != "sim", reason="kernels are replaced on
 PROGRAMS = {program.name: program for program in architectures.ALL}
 
 
-def test_there_are_many_programs_in_two_halves():
-    assert len(PROGRAMS) == len(architectures.ALL) == len(architectures.TUNED) + len(architectures.HELD_OUT)
-    assert min(len(architectures.TUNED), len(architectures.HELD_OUT)) >= 25
+def test_there_are_many_programs_in_two_halves_and_a_third_set():
+    halves = collections.Counter(program.half for program in architectures.ALL)
+    assert len(PROGRAMS) == len(architectures.ALL)
+    assert halves.keys() == {"tuned", "held-out", "fresh"}
+    assert min(halves["tuned"], halves["held-out"]) >= 25
+    assert halves["fresh"] >= 12
     assert sum(name.startswith("transformers ") for name in PROGRAMS) >= 12
 
 

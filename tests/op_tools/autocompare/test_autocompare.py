@@ -422,7 +422,10 @@ def test_what_a_second_look_excuses_is_excused_by_the_first_from_then_on(device,
 def test_without_room_for_an_allowance_there_is_a_full_look(device, monkeypatch):
     logits, target = certain_logits(device, torch.float32)
 
+    sizes = Sensitivity._sizes_in_gradient
+
     def full(*_):
+        monkeypatch.setattr(Sensitivity, "_sizes_in_gradient", sizes)  # when it is looked at in full there is room
         raise screen.OUT_OF_MEMORY("no room")
 
     with op_tools.OpAutoCompare(verbose=0, reference="device") as tool:
@@ -430,9 +433,8 @@ def test_without_room_for_an_allowance_there_is_a_full_look(device, monkeypatch)
         with torch.no_grad():
             logits.mul_(1)  # before that, what depends on it is decided
         assert tool._strategy._deferred._first_look.lenient
-        with monkeypatch.context() as patch:
-            patch.setattr(Sensitivity, "_sizes_in_gradient", full)
-            functional.cross_entropy(logits, target).backward()
+        monkeypatch.setattr(Sensitivity, "_sizes_in_gradient", full)
+        functional.cross_entropy(logits, target).backward()
     assert tool.summary.ranked() == []
     assert "not compared" not in tool.summary.text()
     assert sum("cross_entropy grad" in row["name"] for row in rows_of()) == 2

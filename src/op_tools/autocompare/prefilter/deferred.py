@@ -55,7 +55,10 @@ class DeferredCall:
         """Where the device's answer does not clear it."""
         if self.again is None or self._versions != versions_of(self.tensors):
             return Outcome(Comparison(failure="its tensors were changed before they could be looked at twice"))
-        return self.again()
+        try:
+            return self.again()
+        except screen.OUT_OF_MEMORY:
+            return Outcome(Comparison(failure="the device's memory did not suffice"))
 
 
 SomeCall = TypeVar("SomeCall", bound=DeferredCall)
