@@ -90,7 +90,7 @@ def read(path: Path, schema: str) -> Message | None:
 
 
 def write(path: Path, message: Message) -> None:
-    """A reader sees the old file or the new one, and nobody but its owner sees either."""
+    """A reader sees the old file or the new one, and only its owner may read either."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
         with contextlib.suppress(FileNotFoundError):

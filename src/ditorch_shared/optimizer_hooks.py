@@ -30,7 +30,7 @@ class OptimizerHooks:
 
 
 def ignore(optimizer: Any) -> None:
-    """For hooks that nobody listens to any more."""
+    """For hooks without a listener any more."""
 
 
 def _hook(hooks: OptimizerHooks, name: str) -> Callable[..., None]:

@@ -38,10 +38,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _load()
+    return globals()[name]
+
+
+def _load() -> None:
     from op_tools import public
 
     globals().update((one, getattr(public, one)) for one in __all__)
-    return globals()[name]
 
 
 def __dir__() -> list[str]:
@@ -49,4 +53,4 @@ def __dir__() -> list[str]:
 
 
 if "torch" in sys.modules:
-    from op_tools.public import *  # noqa: F403  a program that trains: what is done at its end must be there before
+    _load()  # a program that trains: what is done at its end must be registered before it

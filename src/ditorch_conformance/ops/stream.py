@@ -22,7 +22,7 @@ class Stream(TorchDispatchMode):
         name = func.name()
         try:
             result = func(*args, **(kwargs or {}))
-        except Exception:
+        except Exception:  # noted, and raised again
             self.raising = self.raising or name
             raise
         if not name.startswith(_NO_KERNELS):

@@ -71,7 +71,7 @@ class CheckpointedCalls:
         region = self._regions.get(frame)
         if region is None:
             if is_second:
-                return None  # nobody was looking in its first pass
+                return None  # the tool was not on in its first pass
             region = self._regions[frame] = _Region()
         place = call.name, call.where.line()
         return region.second_pass(place, pack) if is_second else region.first_pass(place)

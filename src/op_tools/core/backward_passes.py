@@ -1,4 +1,4 @@
-"""Hears of the program's backward passes, for those who want the loss, or gradients that nobody has clipped yet."""
+"""Hears of the program's backward passes, for those who want the loss, or gradients before they are clipped."""
 
 from __future__ import annotations
 

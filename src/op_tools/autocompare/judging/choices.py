@@ -1,4 +1,4 @@
-"""Results that an op may choose freely: an order nobody asked for, which of several values stays at one place, which of
+"""Results that an op may choose freely: an unspecified order, which of several values stays at one place, which of
 several is the most frequent, and what becomes of a number that the dtype has no room for.
 
 torch's documentation promises neither the order of `topk(sorted=False)` and `unique(sorted=False)`, nor which value is
