@@ -9,24 +9,35 @@ import textwrap
 from collections.abc import Iterator
 from typing import Callable
 
+# Tests run in parallel already, and what they start does, too: threads that wait for a core would spin. Results then do
+# not depend on the machine either.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["DITORCH_DISABLE_MOCK"] = "1"  # each test says itself what it installs
+
 import pytest
 import torch
 
-os.environ["DITORCH_DISABLE_MOCK"] = "1"  # each test says itself what it installs
-
 from ditorch import sim
-from ditorch_shared import matrix_units
+from ditorch_shared import libraries, matrix_units
+from op_tools import native
 
 from .leaks import changes, snapshot
 from .python_server import Server
 
 if "PYTEST_XDIST_WORKER" not in os.environ and matrix_units.kill_programs():  # workers inherit what is set here
     matrix_units.leave_alone()
-torch.set_num_threads(1)  # the tests run in parallel already, and results then do not depend on the machine
-
+torch.set_num_threads(1)  # also where torch was imported before this file
 
 # The device that tests of the `device` fixture run on: the simulated one, or a real one, such as cuda.
 DEVICE = os.environ.get("DITORCH_TEST_DEVICE", "sim")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Builds our C++ before the first test, whose time limit the compiler would use up on a busy machine."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        if DEVICE == "sim":
+            libraries.simulator()
+        native.library()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 # the oldest Python with the oldest torch that the simulated accelerator takes, and the newest of both
 PAIRS = ("3.9:2.4.1", "3.13:2.15.0")
 TESTS = (
-    "tests/redirect",
-    *(f"tests/sim/test_{name}.py" for name in ("collectives", "devices", "graphs", "streams", "training")),
+    "tests/ditorch/redirect",
+    *(f"tests/ditorch/sim/test_{name}.py" for name in ("collectives", "devices", "graphs", "streams", "training")),
 )
 PACKAGES = ("pytest", "pytest-timeout", "pytest-xdist", "numpy", "expecttest", "hypothesis", "click", "rich")
 ROOM = 12 * 2**30  # bytes for one environment

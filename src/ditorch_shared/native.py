@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import glob
 import hashlib
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -180,13 +182,20 @@ class NativeLibrary:
         # the probe loads the library by itself; the compiler's own files go where they are cleared away
         environment = {**os.environ, "PYTHONPATH": search, "DITORCH_DISABLE_MOCK": "1", "TMPDIR": folder}
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
         )
         with process, _killed_at_exit(process):
             try:
                 out, err = self._finished(process)
-            except BaseException:  # also Ctrl-C: nobody waits for it any more
-                process.kill()
+            except BaseException:  # also Ctrl-C: the build is given up
+                _kill(process)
+                process.wait()
                 raise
         if process.returncode == 0:
             return
@@ -249,11 +258,19 @@ _SECONDS_TO_CLEAR_AWAY = 2.0
 
 @contextlib.contextmanager
 def _killed_at_exit(process: subprocess.Popen[str]) -> Iterator[None]:
-    atexit.register(process.kill)
+    kill = functools.partial(_kill, process)
+    atexit.register(kill)
     try:
         yield
     finally:
-        atexit.unregister(process.kill)
+        atexit.unregister(kill)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """With what it has started: g++ is a driver, and the compiler proper would go on without it."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _how_long(builds: int = 1) -> str:

@@ -8,7 +8,9 @@ memory. Where it cannot, a tensor in a queue is a copy, which is said once, and 
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import threading
 import time
 from multiprocessing import resource_sharer, util
 from multiprocessing.reduction import ForkingPickler
@@ -103,7 +105,7 @@ class _Sharing:
         return storage.cpu()
 
     def open(self, device: int, handle: MemoryHandle, size: int, *_: Any) -> torch.UntypedStorage:
-        _answer_before_the_end()
+        _answer_before_the_end(os.getpid())
         host = _opened(handle, size)
         if self._adopt:
             opened: torch.UntypedStorage = self._adopt(host, device)
@@ -125,23 +127,27 @@ def _opened(handle: bytes, size: int) -> torch.UntypedStorage:
     return opened
 
 
-_SECONDS_TO_FETCH = 2.0
+_SECONDS_TO_FETCH = 5.0
 
 
-@functools.cache  # once in a process
-def _answer_before_the_end() -> None:
+@functools.cache  # once in a process; a forked one has lost what its parent registered
+def _answer_before_the_end(_process: int) -> None:
     """Lets others fetch what this process has sent in answer: a CPU tensor can only be fetched while its sender lives.
 
     Processes with CUDA memory are slow to end, and programs rely on it.
     """
 
     def wait() -> None:
-        waiting = getattr(resource_sharer._resource_sharer, "_cache", ())  # type: ignore[attr-defined]
         until = time.monotonic() + _SECONDS_TO_FETCH
+        for thread in threading.enumerate():
+            if thread.name == "QueueFeederThread":
+                thread.join(max(0.0, until - time.monotonic()))
+        waiting = getattr(resource_sharer._resource_sharer, "_cache", ())  # type: ignore[attr-defined]
         while waiting and time.monotonic() < until:
             time.sleep(0.01)
 
-    util.Finalize(None, wait, exitpriority=-100)  # after the queues' threads are done
+    # after 10, where queues are told to end, and before 0, where the socket by which others fetch goes
+    util.Finalize(None, wait, exitpriority=1)
 
 
 def _refusing(backend: Backend, original: Any) -> Any:

@@ -114,7 +114,7 @@ def _privateuse1_name() -> str:
 def register(library: Path, name: str, collectives: str) -> None:
     """Loads a built library and tells PyTorch all about the device. start() does it, and the probe of a new build."""
     from ditorch import sharding
-    from ditorch.sim import attention, batch_norm, device_module, packed_attention, products, rnn
+    from ditorch.sim import attention, batch_norm, device_module, int4_products, packed_attention, products, rnn
 
     SIM_DEVICES.get()  # the C++ side reads it; a malformed value is reported here
     limit, arithmetic = SIM_MEMORY.get() or _host_memory(), SIM_16BIT.get()
@@ -127,7 +127,7 @@ def register(library: Path, name: str, collectives: str) -> None:
     torch._register_device_module(name, device_module)
     torch.ops.ditorch_sim.register_accelerator_graph()
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-    in_python = (rnn, batch_norm, attention, packed_attention, products)
+    in_python = (rnn, batch_norm, attention, packed_attention, products, int4_products)
     _register_kernels({name: kernel for module in in_python for name, kernel in module.KERNELS.items()})
     _register_collectives(name, collectives)
     sharding.teach_attention()

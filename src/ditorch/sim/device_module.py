@@ -249,6 +249,22 @@ def _sleep(nanoseconds: int) -> None:
     torch.ops.ditorch_sim.sleep(nanoseconds)
 
 
+_SYNC_DEBUG_MODES = ("default", "warn", "error")
+
+
+def set_sync_debug_mode(debug_mode: int | str) -> None:
+    """Whether what makes the host wait for the device (`item()`, `nonzero()`, a blocking copy …) warns or raises."""
+    modes: dict[Any, int] = {key: mode for mode, name in enumerate(_SYNC_DEBUG_MODES) for key in (mode, name)}
+    if debug_mode not in modes:
+        raise RuntimeError(f"invalid value of debug_mode, expected one of {', '.join(_SYNC_DEBUG_MODES)}: {debug_mode}")
+    torch.ops.ditorch_sim.set_sync_debug_mode(modes[debug_mode])
+
+
+def get_sync_debug_mode() -> int:
+    """0 for "default", 1 for "warn", 2 for "error"."""
+    return int(torch.ops.ditorch_sim.sync_debug_mode())
+
+
 class Stream(torch.Stream):
     """A queue of device work."""
 

@@ -71,6 +71,7 @@ def apply(patches: Patches, backend: Backend) -> None:
     streams.patch_handles(patches, target)
     profiling.patch_profiler(patches, target)
     _patch_bindings(patches)
+    tools.patch_preferences(patches)
     graphs.patch_users(patches, target)
     if not streams.has_streams(target):
         patches.assign(torch.Tensor, "record_stream", _record_stream, "the device's only queue needs no record")

@@ -1,4 +1,4 @@
-"""torch.cuda.comm: tensors to and from several devices, by copying."""
+"""torch.cuda.comm: tensors to and from several devices, by copying. Complex numbers come out as pairs, as in torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch._utils import _handle_complex as with_pairs
 
 from ditorch.redirect.cuda.target import Target
 
@@ -22,6 +23,7 @@ def names(target: Target) -> dict[str, Any]:
     def broadcast(
         tensor: torch.Tensor, devices: Iterable[Any] | None = None, *, out: Sequence[torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, ...]:
+        tensor = with_pairs(tensor)
         if out is not None:
             return tuple(copy.copy_(tensor) for copy in out)
         return tuple(tensor.to(device) for device in devices_of(devices))
@@ -29,7 +31,7 @@ def names(target: Target) -> dict[str, Any]:
     def broadcast_coalesced(
         tensors: Sequence[torch.Tensor], devices: Iterable[Any], buffer_size: int = 10485760
     ) -> list[list[torch.Tensor]]:
-        return [[tensor.to(device) for tensor in tensors] for device in devices_of(devices)]
+        return [[with_pairs(tensor).to(device) for tensor in tensors] for device in devices_of(devices)]
 
     def reduce_add(inputs: Sequence[torch.Tensor], destination: Any = None) -> torch.Tensor:
         device = target.device(destination)
@@ -52,6 +54,7 @@ def names(target: Target) -> dict[str, Any]:
         *,
         out: Sequence[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, ...]:
+        tensor = with_pairs(tensor)
         if out is not None:
             pieces = tensor.split([piece.size(dim) for piece in out], dim)
             return tuple(place.copy_(piece) for place, piece in zip(out, pieces))
@@ -63,7 +66,7 @@ def names(target: Target) -> dict[str, Any]:
         tensors: Iterable[torch.Tensor], dim: int = 0, destination: Any = None, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         device = place(destination) if out is None else out.device
-        return torch.cat([tensor.to(device) for tensor in tensors], dim, out=out)
+        return torch.cat([with_pairs(tensor).to(device) for tensor in tensors], dim, out=out)
 
     return {
         "broadcast": broadcast,

@@ -51,6 +51,7 @@ _DEVICE = _rows(
         "the device's own graphs (`NPUGraph`, `MUSAGraph`, …); refused where it has none",
     ),
     ("is_current_stream_capturing", "whether a graph is being captured; False where the device has none"),
+    ("get_sync_debug_mode set_sync_debug_mode", "tells of calls that wait for the device, where it can"),
 )
 
 _EMULATED = _rows(
@@ -92,7 +93,6 @@ _STUBS = _rows(
     ("reset_accumulated_host_memory_stats reset_peak_host_memory_stats", "changes nothing"),
     ("get_arch_list", "an empty list: nothing is compiled for a CUDA architecture"),
     ("get_gencode_flags", "an empty text"),
-    ("get_sync_debug_mode set_sync_debug_mode", "mode 0"),
     ("has_half", "True"),
     ("has_magma is_tf32_supported", "False"),
     ("ipc_collect", "does nothing"),

@@ -136,7 +136,7 @@ class _DefaultType:
     def __init__(self, target: Target, original: Callable[[Any], None]) -> None:
         self._target = target
         self._original = original
-        self._constructor = Patches()
+        self._replaced = Patches()
         self._on_device = False
 
     def set(self, kind: Any) -> None:
@@ -147,18 +147,18 @@ class _DefaultType:
         else:
             self._original(f"torch.{asked.__name__}")  # refuses what is not floating-point; warns, as ever
             torch.set_default_device(self._target.device())
-            self._make_constructor(asked)
+            self._replace(asked)
             self._on_device = True
 
     def reset(self) -> None:
         if self._on_device:
             torch.set_default_device(None)
-            self._constructor.undo()
+            self._replaced.undo()
             self._on_device = False
 
-    def _make_constructor(self, kind: _TensorType) -> None:
-        """torch.Tensor(2, 3) asks for no default device, only for the default type."""
-        self._constructor.undo()
+    def _replace(self, kind: _TensorType) -> None:
+        """torch.Tensor(2, 3) asks for no default device, only for the default type; so do printed tensors."""
+        self._replaced.undo()
         original: Any = torch.Tensor.__new__
 
         def new(
@@ -168,7 +168,8 @@ class _DefaultType:
                 return kind(*args[1:])
             return original(*args, **options)
 
-        self._constructor.assign(torch.Tensor, "__new__", staticmethod(new), "the default type is the device's")
+        self._replaced.assign(torch.Tensor, "__new__", staticmethod(new), "the default type is the device's")
+        self._replaced.assign(torch._C, "_get_default_device", lambda: "cuda", "tensors are printed without it")
 
 
 def _asked_type(kind: Any) -> _TensorType | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Callable
 
+import torch
+
 from ditorch.redirect.cuda.refusal import refused
 from ditorch.redirect.cuda.target import Target
+from ditorch.redirect.patch import Patches
 
 # What is refused in a submodule, and what it would need.
 _NEEDS = {
@@ -40,6 +43,32 @@ def jiterator(target: Target) -> dict[str, Any]:
         return forward(kernel)
 
     return {name: forward(create) for name in ("_create_jit_fn", "_create_multi_output_jit_fn")}
+
+
+def patch_preferences(patches: Patches) -> None:
+    """torch.backends.cuda.preferred_linalg_library("magma") and its kin: CUDA takes others where one cannot do it."""
+    for kind in ("linalg", "blas"):
+        setter, getter = f"_set_{kind}_preferred_backend", f"_get_{kind}_preferred_backend"
+        if hasattr(torch._C, setter) and hasattr(torch._C, getter):
+            choose, chosen = _preference(getattr(torch._C, setter), getattr(torch._C, getter))
+            patches.assign(torch._C, setter, choose, "a preference for a library that is not there does no harm")
+            patches.assign(torch._C, getter, chosen, "a preference is told as it was given")
+
+
+def _preference(choose_own: Callable[[Any], None], own: Callable[[], Any]) -> tuple[Any, Any]:
+    missing: list[Any] = []  # what was chosen last, if torch was built without it
+
+    def choose(library: Any) -> None:
+        missing.clear()
+        try:
+            choose_own(library)
+        except RuntimeError:
+            missing.append(library)
+
+    def chosen() -> Any:
+        return missing[0] if missing else own()
+
+    return choose, chosen
 
 
 def refusals(target: Target, name: str, module: ModuleType) -> dict[str, Any]:

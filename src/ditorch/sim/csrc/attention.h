@@ -110,6 +110,7 @@ inline std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
     const Tensor& gradient, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
     std::array<bool, 4>, const Tensor& output, const Tensor& logsumexp, const Tensor&, const Tensor&, c10::SymInt,
     c10::SymInt, double dropout, bool causal, const Tensor&, const Tensor&, std::optional<double> scale) {
+  if (!gradient.defined()) return {};  // nothing that depends on the output was differentiated
   at::AutoDispatchBelowADInplaceOrView guard;
   if (query.numel() == 0) return {zeros_of(query), zeros_of(key), zeros_of(value), {}};
   Aliases aliases;

@@ -14,7 +14,7 @@ inline void register_backend() {
 }
 
 // PyTorch runs the backward pass of a device in that device's own thread, which may still be dropping the last graph
-// (and want Python's lock for it) when the interpreter shuts down: an abort. A thread takes up its next task only when
+// (and want the GIL for it) when the interpreter shuts down: an abort. A thread takes up its next task only when
 // it is done with the one before, so an empty backward pass on each device, with no Python object in it, flushes them.
 inline void finish_backward_threads() {
   device_health = Health::good;  // nothing is computed any more
@@ -73,6 +73,8 @@ TORCH_LIBRARY(ditorch_sim, m) {
     synchronize(device);
   });
   m.def("sleep(int nanoseconds) -> ()", &queue_sleep);
+  m.def("sync_debug_mode() -> int", []() -> int64_t { return sync_debug_mode; });
+  m.def("set_sync_debug_mode(int mode) -> ()", [](int64_t mode) { sync_debug_mode = mode; });
   m.def("fail() -> ()", [] { device_health = Health::failed_unnoticed; });
 
   m.def("seed(int device, int value) -> ()", &seed);

@@ -32,7 +32,8 @@ struct Signature {
         "aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate"};
     static const std::unordered_set<std::string> mixed{
         "aten::_pin_memory",  "aten::is_pinned",         "aten::set_",
-        "aten::copy_",        "aten::copy_sparse_to_sparse_",  // of sparse and nested tensors
+        "aten::copy_",        "aten::fill_",
+        "aten::copy_sparse_to_sparse_",  // of sparse and nested tensors
         "aten::_nested_view_from_buffer", "aten::_nested_view_from_buffer_copy", "aten::_nested_from_padded"};
     takes_host_tensors = mixed.count(schema.name()) != 0;
     takes_host_indices = indexed.count(schema.name()) != 0;
@@ -94,6 +95,11 @@ class CallDevice {
   void reject_host_tensors() const {
     if (has_host_tensor_) mixed(Device(kSim, index()), Device(c10::DeviceType::CPU));
   }
+  // A scalar of the CPU's may be read, and not written.
+  void reject_host_result(const IValue& written) const {
+    if (index_ >= 0 && written.isTensor() && written.toTensor().defined() && written.toTensor().is_cpu())
+      mixed(Device(kSim, index_), Device(c10::DeviceType::CPU));
+  }
 
  private:
   [[noreturn]] void mixed(Device one, Device other) const {
@@ -148,6 +154,7 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
   }
   if (!signature.takes_host_tensors) {
     device.reject_host_tensors();
+    for (const auto& result : written) device.reject_host_result(result);
   } else if (key != DispatchKey::CPU) {  // a copy of a sparse tensor
     wait_for_current_stream(device.index());
   }
@@ -197,8 +204,12 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
 // ---- kernels of the device -----------------------------------------------------------------------------------------
 
 // Records a kernel's call if its stream is captured; false if not. Every kernel asks this first.
-inline bool record(const OperatorHandle& op, Stack* stack);  // graph.h
-inline bool is_recorded(const OperatorHandle& op, Stack* stack) { return any_capture() && record(op, stack); }
+inline bool record(const OperatorHandle& op, Stack* stack);           // graph.h
+inline void tell_if_it_waits(const OperatorHandle& op, Stack* stack);  // graph.h
+inline bool is_recorded(const OperatorHandle& op, Stack* stack) {
+  if (tells_of_waiting()) tell_if_it_waits(op, stack);
+  return any_capture() && record(op, stack);
+}
 
 template <void (*kernel)(const OperatorHandle&, Stack*)>
 void recorded(const OperatorHandle& op, Stack* stack) {

@@ -86,29 +86,35 @@ struct CallTraits {
   }
 };
 
-// On CUDA these wait for the device, to learn how many results there are.
-inline void check_values_are_not_needed(Capture& capture, const OperatorHandle& op, const CallTraits& traits,
-                                        const std::vector<IValue>& arguments) {
-  const auto& schema = op.schema();
-  const auto refuse_it = [&](const char* why) {
-    refuse(capture, c10::str(schema.name(), ", ", why, ","));
-  };
+// Why a call waits for the device on CUDA, mostly to learn how many results there are; nothing if it does not wait. A mask
+// on the CPU is counted there, and what is left of it may be copied while the host goes on, but not into a capture.
+inline const char* why_it_waits(const OperatorHandle& op, const CallTraits& traits, c10::ArrayRef<IValue> arguments,
+                                bool captured) {
+  const auto& names = op.schema().arguments();
   if (!traits.signature.takes_host_indices) {
     for (size_t i = 0; i < arguments.size(); i++)
-      if (schema.arguments()[i].name() == "output_size" && !arguments[i].isNone()) return;
-    if (traits.needs_values) refuse_it("whose result depends on the values in its arguments");
-    return;
+      if (names[i].name() == "output_size" && !arguments[i].isNone()) return nullptr;
+    return traits.needs_values ? "whose result depends on the values in its arguments" : nullptr;
   }
-  bool masked = false, on_host = false;
+  bool mask = false, host_mask = false, host_index = false;
   IValue indices = arguments[1];
   for_each_tensor(indices, [&](const Tensor& index) {
-    masked |= index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
-    on_host |= index.is_cpu();
+    const bool is_mask = index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
+    mask |= is_mask && !index.is_cpu();
+    host_mask |= is_mask && index.is_cpu();
+    host_index |= !is_mask && index.is_cpu();
     return index;
   });
-  if (on_host) refuse_it("with indices on the CPU");
+  if (host_index || (host_mask && captured)) return "with indices on the CPU";
   const bool fills = arguments.size() > 3 && arguments[2].isTensor() && arguments[2].toTensor().numel() == 1 && !arguments[3].toBool();
-  if (masked && !fills) refuse_it("with a mask as index, which must be counted first");
+  return mask && !fills ? "with a mask as index, which must be counted first" : nullptr;
+}
+
+inline void tell_if_it_waits(const OperatorHandle& op, Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  const auto arguments = c10::ArrayRef<IValue>(*stack).slice(stack->size() - count, count);
+  const char* why = why_it_waits(op, CallTraits(op), arguments, /*captured=*/false);
+  if (why) tell_of_waiting(c10::str(op.schema().name(), ", ", why).c_str());
 }
 
 inline std::vector<Tensor> tensors_in(const Stack& stack, size_t first) {
@@ -138,7 +144,8 @@ inline void record_call(const CapturePtr& capture, DeviceIndex device, const Ope
   at::AutoDispatchBelowADInplaceOrView below;
   const size_t count = op.schema().arguments().size(), first = stack->size() - count;
   std::vector<IValue> arguments(stack->begin() + first, stack->end());
-  check_values_are_not_needed(*capture, op, traits, arguments);
+  if (const char* why = why_it_waits(op, traits, arguments, true))
+    refuse(*capture, c10::str(op.schema().name(), ", ", why, ","));
   Frozen frozen;
   Node node{op.schema().name(), current_stream[device]};
 

@@ -74,6 +74,7 @@ inline void check_captured_copy(const Tensor& from, const Tensor& to, bool non_b
 inline Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   if (any_capture() && on_device(from) != on_device(to)) check_captured_copy(from, to, non_blocking);
   check_health();
+  if (!non_blocking && on_device(from) != on_device(to)) tell_of_waiting("a copy between host and device");
   if (on_device(from) != on_device(to) && (non_blocking || !is_at_rest())) {
     const auto& [device, host] = on_device(from) ? std::tie(from, to) : std::tie(to, from);
     if (!non_blocking || !pinned_memory()->used_by_stream(host.const_data_ptr()))
@@ -94,6 +95,7 @@ inline Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
 inline at::Scalar item(const Tensor& tensor) {
   const auto device = tensor.device().index();
   check_stream_may_wait(device, current_stream[device], "tensor.item(), or another way to a value on the host,");
+  tell_of_waiting("tensor.item(), or another way to a value on the host");
   wait_for_current_stream(device);
   return at::native::_local_scalar_dense_cpu(host_alias(tensor));
 }
@@ -184,6 +186,20 @@ inline void histc(const OperatorHandle& op, Stack* stack) {
   torch::jit::push(*stack, aliases.to_device(counts, input.device().index()));
 }
 
+// The CPU adds up complex numbers, but does not leave out those that are NaN; chips do.
+inline void nansum(const OperatorHandle& op, Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  const Tensor input = (*stack)[first].toTensor();
+  if (!input.is_complex()) return run_on_host(op, op, Signature(op.schema()), stack);
+  const auto sum = c10::Dispatcher::singleton().findSchemaOrThrow(
+      "aten::sum", op.schema().overload_name() == "out" ? "IntList_out" : "dim_IntList");
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    (*stack)[first] = input.masked_fill(input.isnan(), 0);
+  }
+  run_on_host(op, sum, Signature(sum.schema()), stack);
+}
+
 // Convolutions reach a PrivateUse1 device under these two names of their own.
 inline void convolution(const OperatorHandle& op, Stack* stack) {
   static const auto kernel = find_operator("aten::convolution");
@@ -239,6 +255,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&recorded<&convolution_backward>>());
   register_recorded(m, "_lazy_clone", lazy_clone);
   m.impl("histc", torch::CppFunction::makeFromBoxedFunction<&recorded<&histc>>());
+  for (const char* name : {"nansum", "nansum.out"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&nansum>>());
   register_host_kernel(m, "mode", "values");
   for (const char* overload : {"", "periodic", "beta"}) register_host_kernel(m, "kaiser_window", overload);
   register_host_kernels(m, kDense);

@@ -132,6 +132,15 @@ inline void check_health_after_waiting() {
   if (C10_UNLIKELY(device_health.load(std::memory_order_relaxed) != Health::good)) raise_failure();
 }
 
+// torch.cuda.set_sync_debug_mode: 1 warns where the host waits for the device, 2 refuses.
+inline std::atomic<int64_t> sync_debug_mode{0};
+inline bool tells_of_waiting() { return C10_UNLIKELY(sync_debug_mode.load(std::memory_order_relaxed) != 0); }
+inline void tell_of_waiting(const char* what) {
+  if (!tells_of_waiting()) return;
+  TORCH_CHECK(sync_debug_mode < 2, "called a synchronizing CUDA operation: ", what);
+  TORCH_WARN("called a synchronizing CUDA operation: ", what);
+}
+
 // What a blocking copy to or from the host does first.
 inline void wait_for_current_stream(DeviceIndex device) {
   check_health_after_waiting();

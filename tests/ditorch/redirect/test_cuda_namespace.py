@@ -54,7 +54,7 @@ ARGUMENTS = {
     "can_device_access_peer": (0, 1),
     "caching_allocator_alloc": (8,),
     "set_per_process_memory_fraction": (0.5,),
-    "set_sync_debug_mode": ("warn",),
+    "set_sync_debug_mode": ("default",),
     "CudaError": (1,),
     "check_error": (0,),
     "graph": (None,),
@@ -143,7 +143,7 @@ def test_a_name_of_a_newer_torch_is_refused_or_the_devices_own(monkeypatch) -> N
 
 
 def test_documentation_holds_the_table() -> None:
-    page = Path(__file__).parents[2] / "docs" / "cuda.md"
+    page = Path(__file__).parents[3] / "docs" / "cuda.md"
     assert table() in page.read_text()
 
 
@@ -416,9 +416,10 @@ def test_torch_dynamo_is_imported_while_a_type_of_the_device_is_the_default(run_
         layer(torch.Tensor(2, 3).fill_(1)).sum().backward()
         optimizer.step()
         print(layer.weight.is_cuda, torch.Tensor([1.0, 2.0]).sum().item(), type(layer.bias).__name__)
+        print(torch.tensor([123]), torch.tensor([123], device="cpu"))  # what is not on the default device says so
     """
     done = run_python(code, DITORCH_BACKEND="sim", DITORCH_DISABLE_MOCK="0", PYTHONWARNINGS="ignore")
-    assert done.stdout == "True 3.0 Parameter\n"
+    assert done.stdout == "True 3.0 Parameter\ntensor([123]) tensor([123], device='cpu')\n"
 
 
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
@@ -432,6 +433,7 @@ def test_a_cuda_type_can_be_the_default(cuda) -> None:
         for made in (torch.Tensor(2, 3), torch.Tensor([[1.0, 2.0, 3.0]] * 2), torch.nn.Parameter(torch.Tensor(2, 3))):
             assert (made.device.type, made.dtype, made.shape) == ("sim", torch.float64, (2, 3))
         assert torch.FloatTensor(2).device.type == "cpu"
+        assert torch._C._get_default_device() == "cuda"  # for printed tensors
     finally:
         torch.set_warn_always(False)
         torch.set_default_tensor_type(torch.FloatTensor)
@@ -489,6 +491,32 @@ def test_comm_copies_between_devices(cuda) -> None:
     assert torch.equal(cuda.comm.reduce_add(cuda.comm.broadcast(x)).cpu(), x * 2)
     assert [[str(t.device) for t in ts] for ts in cuda.comm.broadcast_coalesced([x, x], [0, 1])][1] == ["sim:1"] * 2
     assert torch.equal(cuda.comm.reduce_add_coalesced([[x], [x]], 1)[0].cpu(), x * 2)
+
+
+def test_comm_gives_complex_numbers_as_pairs_as_torch_does(cuda) -> None:
+    """nn.DataParallel makes complex numbers of them again."""
+    x = torch.complex(torch.arange(4.0), torch.ones(4))
+    pairs = torch.view_as_real(x)
+    for made in (*cuda.comm.broadcast(x, [0, 1]), cuda.comm.broadcast_coalesced([x], [0, 1])[1][0]):
+        assert torch.equal(made.cpu(), pairs)
+    parts = cuda.comm.scatter(x, [0, 1])
+    assert [part.shape for part in parts] == [(2, 2), (2, 2)]
+    assert torch.equal(cuda.comm.gather([x[:2].to("sim:0"), x[2:].to("sim:1")], destination="cpu"), pairs)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("linalg", "magma"), ("linalg", "cusolver"), ("blas", "cublaslt")])
+def test_a_library_of_nvidias_may_be_preferred_where_it_is_not(cuda, kind, name) -> None:
+    """Programs prefer one to work around mistakes of another."""
+    prefer = getattr(torch.backends.cuda, f"preferred_{kind}_library", None)
+    if prefer is None:
+        pytest.skip("this release has no such preference")
+    try:
+        assert prefer(name) == prefer() == getattr(torch.backends.cuda, f"_{kind.capitalize()}Backends")[name]
+        with pytest.raises(RuntimeError, match="Unknown input value"):
+            prefer("nonsense")
+    finally:
+        prefer("default")
+    assert prefer() != getattr(torch.backends.cuda, f"_{kind.capitalize()}Backends")[name]
 
 
 def test_modules_that_need_nvidias_libraries_are_refused(cuda) -> None:
@@ -556,7 +584,7 @@ print("fine")
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-@pytest.mark.parametrize("backend", ["cpu", "sim"])
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=pytest.mark.slow), "sim"])
 def test_compile_works_whether_dynamo_came_before_or_after(run_python, backend, order) -> None:
     assert run_python(COMPILE, backend, order).stdout.split() == ["fine"]
 

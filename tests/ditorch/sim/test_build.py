@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 
 from ditorch.errors import SimulatorError
 from ditorch.sim import build
-from ditorch_shared import native
+from ditorch_shared import native, processes
 from ditorch_shared.libraries import HELPER
 
 START = """
@@ -231,6 +232,32 @@ def test_both_libraries_are_built_side_by_side(run_python, both_built, cache, fa
     assert first.startswith("ditorch: building the simulated accelerator and, beside it, the fast path of op_tools for")
     assert sum("was built in" in line for line in others) == 2
     assert len(libraries(cache)) == 2
+
+
+@pytest.fixture
+def interrupts():
+    """As a program has them: pytest-xdist leaves SIGINT to its first process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_a_build_that_is_interrupted_ends_what_the_compiler_has_started(cache, fake_compiler, tmp_path):
+    started = tmp_path / "started"
+    fake_compiler(f"sleep 300 & echo $! > {started}.new; mv {started}.new {started}; wait")
+
+    def interrupt():
+        while not started.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        build.library()
+    process = int(started.read_text())
+    while processes.usage(process) is not None:  # it ends in a moment, or the time limit is over
+        time.sleep(0.01)
 
 
 @pytest.mark.slow

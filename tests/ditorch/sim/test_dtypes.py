@@ -158,3 +158,38 @@ def test_16_bit_products_are_the_cpus_unless_told():
 def test_a_malformed_setting_is_reported(run_python):
     done = run_python("from ditorch import sim; sim.start()", check=False, DITORCH_SIM_16BIT="fast")
     assert "DITORCH_SIM_16BIT='fast' cannot be used: it must be float32, or unset" in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex32], ids=str)
+def test_complex_numbers_are_summed_without_those_that_are_nan(dtype):
+    nan = float("nan")
+    numbers = torch.tensor([[1 + 2j, complex(nan, 1)], [3j, 4]]).to(dtype).to("sim")
+    assert numbers.nansum().cpu() == 5 + 5j
+    assert numbers.nansum(1, keepdim=True).tolist() == [[1 + 2j], [4 + 3j]]
+    out = torch.empty(0, dtype=dtype, device="sim")
+    torch.nansum(numbers, 0, out=out)
+    assert out.tolist() == [1 + 5j, 4]
+
+
+@pytest.mark.parametrize("inner_tiles", [2, 4])
+def test_a_product_with_packed_4_bit_weights(inner_tiles):
+    rows, columns, group = 16, 128, 32
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.int32)
+    scales, zeros = torch.rand(2, columns // group, rows, generator=generator).bfloat16()
+    factor = torch.randn(3, columns, generator=generator).bfloat16()
+    pairs = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
+
+    packed = torch._convert_weight_to_int4pack(pairs.to("sim"), inner_tiles)
+    assert packed.dtype is torch.int32
+    assert packed.shape == (rows // 8, columns // (16 * inner_tiles), 32, inner_tiles // 2)
+    by_row = [one.float().repeat_interleave(group, 0).t() for one in (scales, zeros)]
+    weights = ((numbers - 8) * by_row[0] + by_row[1]).bfloat16()
+    made = torch._weight_int4pack_mm(factor.to("sim"), packed, group, torch.stack([scales, zeros], -1).to("sim"))
+    assert torch.equal(made.cpu(), (factor.to("sim") @ weights.t().to("sim")).cpu())
+
+    with pytest.raises(RuntimeError, match=r"rows in multiples of 8 .* got 2, 15 and 128"):
+        torch._convert_weight_to_int4pack(pairs[:15].to("sim"), 2)
+    with pytest.raises(RuntimeError, match=r"expected factors and scales in bfloat16, got torch\.float32"):
+        torch._weight_int4pack_mm(factor.float().to("sim"), packed, group, torch.stack([scales, zeros], -1).to("sim"))

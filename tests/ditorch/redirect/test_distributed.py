@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from dataclasses import replace
 from datetime import timedelta
@@ -77,7 +76,6 @@ def test_options_for_nccl_can_be_made_and_groups_of_nccl_cannot():
 
 
 def _worker(rank, store, results):
-    os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     SIM.start()
     Redirect(SIM)

@@ -12,7 +12,7 @@ from ditorch.sim import chip_profile, faults
 from ditorch.sim.chip_profile import ChipProfile
 from ditorch.sim.rehearsal import Rehearsal
 
-from ..ditorch_cli.conftest import ditorch_command  # noqa: F401
+from ...ditorch_cli.conftest import ditorch_command  # noqa: F401
 
 
 def profile_of(**kernels):

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ditorch.backends.sim import SIM
 from ditorch.redirect import Redirect
 
-from .. import ranks
+from ... import ranks
 
 ATTENTION = "_scaled_dot_product_fused_attention_overrideable"
 pytestmark = pytest.mark.skipif(

@@ -111,21 +111,27 @@ def test_a_child_needs_no_import_of_its_own(run_file):
     assert run_file(program) == ["5.0"]
 
 
-def test_a_cpu_tensor_sent_in_answer_can_be_fetched_while_its_sender_ends(run_file):
+@pytest.mark.parametrize("seconds", ["0", "0.5"], ids=["while the queue's thread sends", "after it has sent"])
+def test_a_cpu_tensor_sent_in_answer_can_be_fetched_while_its_sender_ends(run_file, seconds):
     program = """
+        import time
         import torch, ditorch
         import torch.multiprocessing as mp
 
-        def double(inbox, outbox):
+        def double(inbox, outbox, sent):
             outbox.put((inbox.get() * 2).cpu())
+            time.sleep(SECONDS)
+            sent.set()
 
         if __name__ == "__main__":
             context = mp.get_context("spawn")
-            inbox, outbox = context.Queue(), context.Queue()
-            context.Process(target=double, args=(inbox, outbox), daemon=True).start()
+            inbox, outbox, sent = context.Queue(), context.Queue(), context.Event()
+            context.Process(target=double, args=(inbox, outbox, sent), daemon=True).start()
             inbox.put(torch.arange(3.0, device="cuda"))
+            sent.wait(100)
+            time.sleep(0.5)
             print(outbox.get(timeout=100).tolist())
-    """
+    """.replace("SECONDS", seconds)
     assert run_file(program) == ["[0.0, 2.0, 4.0]"]
 
 

@@ -53,6 +53,28 @@ def test_host_scalars_mix_with_device_tensors():
     assert total.tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(lambda device, host: torch.sum(device, 0, out=host), id="out="),
+        pytest.param(lambda device, host: torch.add(device[0], device[0], out=host), id="out=, device scalars"),
+        pytest.param(lambda device, host: host.add_(device[0]), id="in-place"),
+    ],
+)
+def test_results_are_not_written_into_host_scalars(operation):
+    with pytest.raises(RuntimeError, match=rf"{DIFFERENT_DEVICES}.*sim:0 and cpu"):
+        operation(torch.ones(3, device="sim"), torch.tensor(0.0))
+
+
+def test_a_host_tensor_is_filled_with_a_device_scalar():
+    scalar = torch.tensor(2.0, device="sim")
+    assert torch.zeros(2).fill_(scalar).tolist() == [2, 2]
+    assert torch.tensor(0.0).fill_(scalar).item() == 2
+    host = torch.zeros(2)
+    host[0] = scalar
+    assert host.tolist() == [2, 0]
+
+
 def test_host_indices_index_a_device_tensor():
     tensor = torch.arange(5.0, device="sim")
     assert tensor[torch.tensor([4, 0])].tolist() == [4, 0]

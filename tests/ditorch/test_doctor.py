@@ -128,7 +128,8 @@ def test_a_cpu_whose_matrix_units_kill_programs_is_told(monkeypatch):
     dies = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
     monkeypatch.setattr(matrix_units, "are_announced", lambda: True)
     monkeypatch.setattr(matrix_units.kill_programs, "__defaults__", (dies,))
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")  # so that it is put back where it was not set
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
     found = surroundings.look_at_cpu()
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "avx512_core_fp16"
     assert found.problem.startswith("its matrix units (AMX) are announced and do not work: a product in bfloat16 kills")

@@ -1,4 +1,4 @@
-"""DTensor and the attention of chips: the rules come and go; tests/sim/test_collectives.py shows what they do."""
+"""DTensor and the attention of chips: the rules come and go; sim/test_collectives.py shows what they do."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples/third_party_backend"
+EXAMPLE = Path(__file__).parents[3] / "examples/third_party_backend"
 
 
 @pytest.fixture(scope="module")

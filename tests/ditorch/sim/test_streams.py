@@ -332,3 +332,61 @@ def test_streams_do_not_change_results():
         doubled = tensor * 2
     torch.sim.current_stream().wait_stream(stream)
     assert doubled.tolist() == [2, 2, 2]
+
+
+# ---- calls that wait for the device ----------------------------------------------------------------------------------
+
+_VALUES, _MASK, _INDEX = [1.0, 0.0, 2.0], [True, False, True], [0, 2]
+WAITING = {
+    "item": lambda x, y, mask, index: y.item(),
+    "truth": lambda x, y, mask, index: bool(y),
+    "cpu": lambda x, y, mask, index: x.cpu(),
+    "from the host": lambda x, y, mask, index: x.copy_(torch.ones(3)),
+    "nonzero": lambda x, y, mask, index: x.nonzero(),
+    "mask": lambda x, y, mask, index: x[mask],
+    "index on the host": lambda x, y, mask, index: x[index.cpu()],
+    "repeat_interleave": lambda x, y, mask, index: torch.repeat_interleave(x, index[:1]),
+}
+GOING_ON = {
+    "arithmetic": lambda x, y, mask, index: (x + y).sum(),
+    "number at a mask": lambda x, y, mask, index: x.__setitem__(mask, 1.0),
+    "index": lambda x, y, mask, index: x[index],
+    "known size": lambda x, y, mask, index: torch.repeat_interleave(x, index[:1], output_size=0),
+    "non_blocking": lambda x, y, mask, index: x.copy_(torch.ones(3), non_blocking=True),
+}
+
+
+@pytest.fixture
+def sync_debug():
+    yield torch.sim.set_sync_debug_mode
+    torch.sim.set_sync_debug_mode("default")
+
+
+def inputs():
+    made = (torch.tensor(values, device="sim") for values in (_VALUES, 1.0, _MASK, _INDEX))
+    return tuple(made)
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_a_call_that_waits_for_the_device_warns_or_is_refused(sync_debug, name):
+    given = inputs()
+    WAITING[name](*given)
+    sync_debug("warn")
+    with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+        WAITING[name](*given)
+    sync_debug(2)
+    assert torch.sim.get_sync_debug_mode() == 2
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        WAITING[name](*given)
+
+
+@pytest.mark.parametrize("name", GOING_ON)
+def test_what_need_not_wait_is_let_through(sync_debug, name):
+    given = inputs()
+    sync_debug("error")
+    GOING_ON[name](*given)
+
+
+def test_an_unknown_mode_is_refused(sync_debug):
+    with pytest.raises(RuntimeError, match="expected one of default, warn, error: loud"):
+        sync_debug("loud")

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 PROGRAM = [sys.executable, "-m", "ditorch", "run"]
 
 
 def run(command, monkeypatch):
     monkeypatch.setenv("DITORCH_DISABLE_MOCK", "0")
     monkeypatch.setenv("DITORCH_BACKEND", "sim")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done

@@ -153,7 +153,6 @@ def run_program(tmp_path):
                 **os.environ,
                 "DITORCH_DISABLE_MOCK": "0",
                 "DITORCH_BACKEND": "sim",
-                "OMP_NUM_THREADS": "1",
                 **environment,
             },
         )

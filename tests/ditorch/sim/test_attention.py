@@ -182,3 +182,10 @@ def test_the_second_derivative_is_there_for_the_math_kernel_alone_as_on_cuda():
     for device in ("sim", "cpu"):
         with pytest.raises(RuntimeError, match=r"derivative for aten::_scaled_dot_product_\w+_backward is not impl"):
             second_derivatives(device, [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
+
+
+def test_an_output_that_nothing_depends_on_has_no_gradient():
+    query = torch.rand(1, 2, 3, 4, device="sim", requires_grad=True)
+    output = F.scaled_dot_product_attention(query, query, query)
+    unused = torch._C._functions.UndefinedGrad()(output)
+    assert torch.autograd.grad(unused.sum(), query, allow_unused=True) == (None,)

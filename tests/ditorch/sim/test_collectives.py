@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ditorch import sim
 
-from .. import ranks
+from ... import ranks
 
 SIZE = 2
 ATTENTION = "_scaled_dot_product_fused_attention_overrideable"
