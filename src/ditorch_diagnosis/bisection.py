@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import time
@@ -148,7 +149,7 @@ class Bisection:
         return self._run(ops, title)
 
     def _run(self, ops: Sequence[str], title: str) -> Outcome:
-        folder = self._journal.folder / "trials" / f"{len(self._journal.trials):03}"
+        folder = self._unused_folder()
         began = time.monotonic()
         variables = trial.with_ops(self._way, ops)
         ended = self._run_program(self._command, folder, variables, self._check, self._seconds)
@@ -160,6 +161,12 @@ class Bisection:
         self._journal.add(outcome)
         self._say(title, ops, outcome, f"{seconds:.1f} s")
         return outcome
+
+    def _unused_folder(self) -> Path:
+        """A trial of a search that was killed may still be running in the one that it was given."""
+        name = f"{len(self._journal.trials):03}"
+        folders = (self._journal.folder / "trials" / (name if n == 1 else f"{name}_{n}") for n in itertools.count(1))
+        return next(folder for folder in folders if not folder.exists())
 
     def _say(self, title: str, ops: Sequence[str], outcome: Outcome, how: str) -> None:
         self._told_of.append(outcome)

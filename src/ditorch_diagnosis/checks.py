@@ -97,7 +97,8 @@ class NoNan:
 
     def is_decided(self, going_on: Ended) -> bool:
         seen = _losses(going_on, self._wanted)
-        return len(seen) > self._step or not all(map(math.isfinite, seen))
+        is_known = len(seen) > self._step and _are_all(going_on, self._wanted)
+        return is_known or not all(map(math.isfinite, seen))
 
 
 class LikeGood:
@@ -136,7 +137,7 @@ class LikeGood:
     def is_decided(self, going_on: Ended) -> bool:
         seen = _losses(going_on, self._wanted)
         is_too_far = self.tolerance is not None and losses.distance(self._good, seen) > self.tolerance
-        return len(seen) >= len(self._good) or is_too_far
+        return (len(seen) >= len(self._good) or is_too_far) and _are_all(going_on, self._wanted)
 
 
 class UntilStep:
@@ -157,6 +158,11 @@ class UntilStep:
 
 def _losses(ended: Ended, wanted: re.Pattern[str] | None) -> list[float]:
     return losses.noted(ended.run) if wanted is None else losses.printed(ended.output, wanted)
+
+
+def _are_all(going_on: Ended, wanted: re.Pattern[str] | None) -> bool:
+    """Whether no rank's losses are still to come."""
+    return wanted is not None or losses.are_of_all_ranks(going_on.run)
 
 
 def chosen(

@@ -62,7 +62,6 @@ class Diagnosis:
         self._seconds, self._steps = seconds, steps
 
     def run(self) -> Diagnosed:
-        _check(self._good)
         result = Diagnosed(self._command, str(self._good), str(self._folder))
         result.stages = self._stages.done
         statistics = self._statistics()
@@ -218,7 +217,7 @@ class Diagnosis:
         return f"ditorch bisect {shlex.join(options)} -- {shlex.join(self._command)}"
 
 
-def _check(good: Path) -> None:
+def check(good: Path) -> None:
     """Before the program runs, which may take hours: whether there is something to compare it with."""
     try:
         Run(good)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from ditorch_diagnosis.errors import DiagnosisError
 
 PATTERN = r"\bloss\b\W{0,3}({})"  # {} is a number
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+_FOLDER = "losses"
+_MAX_SECONDS_APART = 10  # in which all ranks have noted their first loss
 _MAX_BYTES = 256 * 2**20  # of a log
 
 
@@ -43,19 +46,52 @@ def printed(path: Path, wanted: re.Pattern[str]) -> list[float]:
 
 
 def noted(run: Path) -> list[float]:
-    """The losses that the first rank of a run has noted, in their order."""
-    return [loss for _, loss in noted_with_steps(run)]
+    """The losses of a run, in their order: the mean over its ranks, which is the whole's where they share a batch."""
+    ranks = [[loss for _, loss in _read(file)] for file in _files(run).values()]
+    return [sum(of_step) / len(of_step) for of_step in zip(*filter(None, ranks))]
 
 
 def noted_with_steps(run: Path) -> list[tuple[int, float]]:
-    """The same, each with its training step; a line that is half-written ends them."""
-    files = sorted((run / "losses").glob("*.jsonl"), key=_rank_and_size)
-    if not files:
-        return []
+    """Those of the first rank, each with its training step."""
+    return next(map(_read, _files(run).values()), [])
+
+
+def are_of_all_ranks(run: Path) -> bool:
+    """Whether each rank of a run that goes on has noted one; or is one without, as the first of a pipeline."""
+    files = _files(run)
+    if len(files) == next((_count(file) for file in files.values()), 0):
+        return True
+    return bool(files) and time.time() - (run / _FOLDER).stat().st_mtime > _MAX_SECONDS_APART
+
+
+def _files(run: Path) -> dict[int, Path]:
+    """Of each rank; of processes that had it one after the other, the longest."""
+    found: dict[int, Path] = {}
+    for file in sorted((run / _FOLDER).glob("*.jsonl"), key=_rank_and_size):
+        found.setdefault(_rank_and_size(file)[0], file)
+    return found
+
+
+def _rank_and_size(path: Path) -> tuple[int, int]:
+    match = re.search(r"-rank(\d+)-", path.name)
+    return int(match[1]) if match else 0, -path.stat().st_size
+
+
+def _count(file: Path) -> int:
+    """How many ranks there are, as its first line tells; 1 where that has not been written yet."""
     try:
-        lines = files[0].read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            return int(json.loads(lines.readline()).get("ranks", 1))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 1
+
+
+def _read(file: Path) -> list[tuple[int, float]]:
+    """A line that is half-written ends them."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     except OSError as error:
-        raise DiagnosisError(f"{files[0]} cannot be read: {error.strerror}") from None
+        raise DiagnosisError(f"{file} cannot be read: {error.strerror}") from None
     found = []
     for line in lines:
         if not line.endswith("\n"):
@@ -64,13 +100,8 @@ def noted_with_steps(run: Path) -> list[tuple[int, float]]:
             content = json.loads(line)
             found.append((int(content["step"]), float(content["loss"])))
         except (ValueError, TypeError, KeyError):
-            raise DiagnosisError(f"{files[0]} cannot be used: line {len(found) + 1} is no loss") from None
+            raise DiagnosisError(f"{file} cannot be used: line {len(found) + 1} is no loss") from None
     return found
-
-
-def _rank_and_size(path: Path) -> tuple[int, int]:
-    match = re.search(r"-rank(\d+)-", path.name)
-    return int(match[1]) if match else 0, -path.stat().st_size
 
 
 def of_good(path: Path, wanted: re.Pattern[str]) -> list[float]:

@@ -138,13 +138,18 @@ class Lockstep(Recorder):
         except CaptureError as error:
             messages.complain(str(error))
             return Results("Lockstep", COLUMNS, (), len(self._ran), [("all modules", len(self._ran), str(error))])
-        # the worst first: nothing is carried, so each is to blame for what it shows
-        rows.sort(key=lambda row: (row["allclose"], -_size(row["relative_error"])))
+        # the worst first: nothing is carried, so each is to blame for what it shows; but for what arrived at it
+        rows.sort(key=lambda row: (row["allclose"], _has_arrived(row["what"]), -_size(row["relative_error"])))
         return saved("Lockstep", self.folder.parent / "own_errors.csv", rows, missing)
 
 
 def _size(error: float) -> float:
     return float("inf") if error != error else error
+
+
+def _has_arrived(what: str) -> bool:
+    """Computed between the chosen modules, not by this one."""
+    return what.startswith("arrived")
 
 
 def _patterns(text: str) -> list[re.Pattern[str]]:

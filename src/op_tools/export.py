@@ -10,43 +10,53 @@ import csv
 import json
 import os
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable
 
 from op_tools.errors import CaptureError
 from op_tools.output.results import finite
-from op_tools.storage import blocks, pack, store
+from op_tools.storage import blocks, offsets, pack, store
 
 STATISTICS = ("numel", "nan", "inf", "checksum", "min", "max", "mean", "std", "norm", "sketch")
 COLUMNS = (
     "run", "step", "rank", "order", "module", "op", "occurrence", "part", "place", "shape", "dtype", *STATISTICS,
-    "device", "requires_grad", "source", "forward_id", "host", "pid", "note", "data",
+    "device", "requires_grad", "source", "forward_id", "host", "pid", "note", "data", "offset",
 )  # fmt: skip
 _AT_ONCE = 20_000  # rows
 Row = dict[str, Any]
 
 
-def rows(run: Path) -> Iterator[Row]:
-    """One for each tensor: COLUMNS."""
+def rows(run: Path, problems: list[str]) -> Iterator[Row]:
+    """One for each tensor: COLUMNS. Of a damaged file, those before the damage, which is told in `problems`."""
     files = pack.read_statistics(run).files
     data = _captures(run) if run.is_dir() else {}
     for file in files:
         head = blocks.head(file)
         rank = head.get("rank", 0)
         occurrences = _Occurrences()
-        for record in pack.read(file):
+        for record in _records(file, problems):
             yield {
                 "run": str(run),
                 "rank": rank,
                 "host": str(head.get("host", "")),
                 "pid": head.get("pid", 0),
                 "occurrence": occurrences.of(record),
-                "data": data.get((rank, record.forward_id, record.part), ""),
+                **_where(run, data, _process(head), record),
                 **{name: getattr(record, name) for name in _OF_RECORD},
             }
 
 
-_OF_RECORD = [name for name in COLUMNS if name not in ("run", "rank", "host", "pid", "occurrence", "data")]
+def _records(file: Path, problems: list[str]) -> Iterator[pack.TensorRecord]:
+    try:
+        yield from pack.read(file)
+        if blocks.is_cut_off(file):
+            problems.append(blocks.cut_off(file))
+    except CaptureError as error:
+        problems.append(str(error))
+
+
+_OF_RECORD = [name for name in COLUMNS if name not in ("run", "rank", "host", "pid", "occurrence", "data", "offset")]
 
 
 class _Occurrences:
@@ -62,33 +72,55 @@ class _Occurrences:
         return calls.setdefault(record.forward_id, len(calls))
 
 
-def _captures(run: Path) -> dict[tuple[Any, Any, str], str]:
-    """The files of captured tensors, by rank, call and part."""
+_Files = dict[tuple[tuple[str, ...], Any, str], str]
+
+
+def _where(run: Path, data: _Files, process: tuple[str, ...], record: pack.TensorRecord) -> Row:
+    """The file of the tensor in the run, and at which byte its elements begin; where it was captured."""
+    file = data.get((process, record.forward_id, record.part), "")
+    return {"data": file, "offset": _offsets(str(run / file), record.part).get(record.place) if file else None}
+
+
+@lru_cache(8)
+def _offsets(file: str, part: str) -> dict[str, int]:
+    return offsets.of(Path(file), part)
+
+
+def _process(note: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(note.get(name)) for name in ("host", "rank", "pid"))
+
+
+def _captures(run: Path) -> _Files:
+    """The files of captured tensors, by process, call and part."""
     found = {}
     for folder in store.find_captures(run):
         note = store.load_note(folder) or {}
         for part in ("input", "output", "grad_inputs", "grad_outputs"):
             file = folder / f"{part}.pth"
             if file.exists():
-                found[note.get("rank", 0), note.get("forward_id"), part] = os.path.relpath(file, run)
+                found[_process(note), note.get("forward_id"), part] = os.path.relpath(file, run)
     return found
 
 
 # ---- formats -------------------------------------------------------------------------------------------------------
 
 
-def export(run: Path, form: str, out: Path) -> int:
-    """Writes the table; how many rows it has. The file appears whole."""
+def export(run: Path, form: str, out: Path) -> tuple[int, list[str]]:
+    """Writes the table; how many rows it has, and which files are not whole. The file appears whole."""
     temporary = out.with_name(f"{out.name}.tmp")
+    problems: list[str] = []
     try:
-        count = WRITERS[form](rows(run), temporary)
+        count = WRITERS[form](rows(run, problems), temporary)
+        if not count:
+            nothing = f"{run} holds no statistics of any tensor: nothing is written"
+            raise CaptureError("; ".join([*problems, nothing]))
         temporary.replace(out)
     except OSError as error:
         raise CaptureError(f"{out} cannot be written: {error.strerror or error}") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-    return count
+    return count, problems
 
 
 def _write_csv(table: Iterable[Row], path: Path) -> int:
@@ -122,7 +154,7 @@ def _write_parquet(table: Iterable[Row], path: Path) -> int:
             "Parquet needs pyarrow, which is not installed: pip install 'ditorch[offline]', or --to csv or jsonl"
         ) from None
     types: dict[str, Any] = dict.fromkeys(COLUMNS, pyarrow.string())
-    integers = ("step", "rank", "order", "occurrence", "numel", "nan", "inf", "forward_id", "pid")
+    integers = ("step", "rank", "order", "occurrence", "numel", "nan", "inf", "forward_id", "pid", "offset")
     types.update(dict.fromkeys(integers, pyarrow.int64()), checksum=pyarrow.uint64(), requires_grad=pyarrow.bool_())
     types.update(dict.fromkeys(("min", "max", "mean", "std", "norm"), pyarrow.float64()))
     types.update(shape=pyarrow.list_(pyarrow.int64()), sketch=pyarrow.list_(pyarrow.float32()))

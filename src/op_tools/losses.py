@@ -3,6 +3,7 @@
     {"step": 0, "loss": 4.8519}
     {"step": 1, "loss": 4.8327}
 
+With several ranks each has a file of its own, whose lines tell how many there are (`ranks`).
 A loss is a scalar tensor from which backward begins without a given gradient: the program need not say what it is.
 Values are read half a second later at the earliest, a few at once: reading one waits for the device.
 """
@@ -82,7 +83,9 @@ class LossLog:
         self._rows += read
         if not read:
             return
-        lines = "".join(json.dumps(finite({"step": step, "loss": loss})) + "\n" for step, loss in read)
+        ranks = process.world_size()
+        about = {"ranks": ranks} if ranks > 1 else {}
+        lines = "".join(json.dumps(finite({"step": step, "loss": loss, **about})) + "\n" for step, loss in read)
         try:
             self._path = self._path or self._new_path()
             with self._path.open("a", encoding="utf-8") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import ClassVar
@@ -249,3 +250,39 @@ def test_bad_suspects_are_said(tmp_path):
         with pytest.raises(DiagnosisError, match="there is no such file, and these are no names of ops"):
             read_suspects(text)
     assert read_suspects("torch.mm, torch.bmm") == ["torch.mm", "torch.bmm"]
+
+
+def test_a_trial_that_may_still_be_running_keeps_its_folder(tmp_path):
+    """That of a search that was killed; the same search goes on beside it."""
+    left = tmp_path / "trials" / "000"
+    left.mkdir(parents=True)
+    folders = []
+
+    def run(command, folder, *rest):
+        folder.mkdir()
+        folders.append(folder.name)
+        (folder / "output.txt").touch()
+        return Ended(0, folder / "output.txt", folder / "run")
+
+    found = Bisection(["program"], ByExitCode(), trial.CPU, Journal(tmp_path, "x"), lambda line: None, run=run).run()
+    assert (found.verdict, folders) == ("passes", ["000_2"])
+
+
+def test_ranks_that_share_a_batch_have_its_loss_together(tmp_path):
+    def note(rank, *values):
+        lines = [json.dumps({"step": step, "loss": loss, "ranks": 2}) + "\n" for step, loss in enumerate(values)]
+        (tmp_path / "losses" / f"h-rank{rank}-pid{rank}.jsonl").write_text("".join(lines))
+
+    (tmp_path / "losses").mkdir()
+    check, going_on = LikeGood([3.0, 2.0], None, 0.01), Ended(None, tmp_path / "output.txt", tmp_path)
+    assert not check.is_decided(going_on)
+    note(0, 4.0, 2.5)
+    assert not check.is_decided(going_on), "the other rank's are still to come"
+    note(1, 2.0, 1.5)
+    assert losses.noted(tmp_path) == [3.0, 2.0]
+    assert check.is_decided(going_on)
+    assert check.verdict(going_on).passes
+    (tmp_path / "losses" / "h-rank0-pid0.jsonl").unlink()  # as of a pipeline, whose last rank alone has a loss
+    os.utime(tmp_path / "losses", (0, 0))
+    assert check.is_decided(going_on)
+    assert losses.noted(tmp_path) == [2.0, 1.5]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,29 @@ def test_by_noted_losses_of_a_program_that_trains_for_ever(program):
     code, printed, told = typed(*command, DITORCH_FAULTS=FAULT)
     assert (code, f"\n  {GELU}\n" in printed) == (1, True), printed + told
     assert "trials are known from before" in typed(*command, DITORCH_FAULTS=FAULT)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_search_that_was_killed_goes_on(program):
+    Path("good.txt").write_text(typed("run", program, 2)[1])
+    options = ("bisect", "--good", "good.txt", "--json", program, 2)
+    environment = {"DITORCH_DISABLE_MOCK": "0", "DITORCH_BACKEND": "sim", "DITORCH_FAULTS": FAULT}
+    words = [sys.executable, "-c", "from ditorch_cli import main; main()", *map(str, options)]
+    with subprocess.Popen(words, env={**os.environ, **environment}, stdout=-3, stderr=-3) as search:
+        while search.poll() is None:
+            journal = next(Path().glob("ditorch_runs/bisect-*/trials.jsonl"), None)
+            if journal is not None and len(journal.read_text().splitlines()) > 3:  # the head, and three trials
+                search.kill()
+            time.sleep(0.05)
+    with journal.open("a") as file:
+        file.write('{"ops": ["half a li')
+    code, printed, told = typed(*options, **environment)
+    resumed = json.loads(printed)
+    assert (code, resumed["ops"]) == (1, [GELU]), told
+    assert "3 trials are known from before" in told
+    assert all(Path(one["folder"]).exists() for one in resumed["trials"])
+    assert "trials are known from before" in typed(*options, **environment)[2]
 
 
 NAN = {"DITORCH_FAULTS": "aten.native_layer_norm: nan@one"}

@@ -117,6 +117,11 @@ def test_what_is_computed_between_the_chosen_modules_is_seen_as_it_arrives(devic
         found, _ = run(device, "worse", ".*", "good")
     wrong = [row for row in found if not row["allclose"]]
     assert {(row["layer"], row["what"][:12]) for row in wrong} == {("Model.blocks.1.up", "arrived grad")}
+    with faults.inject("aten.native_layer_norm: scale=1.2", device):
+        found, _ = run(device, "first", "blocks.1.(norm|up)", "good")
+    wrong = [(row["layer"], row["what"].startswith("arrived")) for row in found if not row["allclose"]]
+    assert wrong[0] == ("Model.blocks.1.norm", False), "what a module makes of it comes first"
+    assert ("Model.blocks.1.up", True) in wrong
 
 
 def test_more_steps_each_by_itself(device):

@@ -18,7 +18,7 @@ from torch.nn import Module
 
 from op_tools.core.call import OpCall
 from op_tools.core.where import RecordedWhere
-from op_tools.storage.blocks import MODEL, STEP
+from op_tools.storage.blocks import MODEL, PIECE, STEP
 
 _CALLS_FORWARD = Module._call_impl.__code__
 _MAX_ROWS = 5_000  # of parameters and buffers, in the record of the process
@@ -95,6 +95,8 @@ class Outside:
         for place in (labels[:, 1] < 0).nonzero()[:, 0].tolist():
             description, _, step, _ = labels[place].tolist()
             tensor = self._tensors[description][numbers[place]]
+            if tensor["part"] == PIECE:
+                continue
             checksum = f"{int(digests[place, 3]) % 2**64:016x}"
             about = {"part": tensor["part"], "shape": tensor["shape"], "dtype": tensor["dtype"], "checksum": checksum}
             if tensor["part"] != "input" and len(self._model) < _MAX_ROWS:

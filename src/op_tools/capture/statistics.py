@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Callable
 
@@ -15,16 +15,18 @@ from torch import Tensor
 from op_tools.capture.descriptions import description
 from op_tools.capture.notes import noter
 from op_tools.capture.outside import Given, Outside
+from op_tools.capture.pieces import Piece, Pieces
 from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.tool import AnyTool
-from op_tools.device import digest, digests, failure, sketch, staging
+from op_tools.device import digest, digests, failure, sketch, staging, tf32
 from op_tools.device.queues import stream_number
 from op_tools.device.staging import Kind, Stage, staged_as
 from op_tools.device.tensor_groups import grouped
 from op_tools.output import messages, paths, process, tables
 from op_tools.output.writer import Writer
+from op_tools.settings import Cut
 from op_tools.storage import files
 from op_tools.storage.pack import Pack
 
@@ -33,21 +35,26 @@ _MOST_SITES = 100_000  # places in the program; shapes that change at every step
 _MOST_UNSETTLED = 50_000  # records, so many at most that a reader must remember
 _MAX_SECONDS_UNWRITTEN = 0.25  # seconds that a step's records wait to be written
 _NOTHING: dict[str, Any] = {}
-_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # the running backward pass
+running_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # -1: there is none
 
 
 class _Site:
     """Tensors as they come at one place in the program: their description, and how they are digested."""
 
-    __slots__ = ("fused", "left_out", "number", "staged")
+    __slots__ = ("fused", "left_out", "number", "pieces", "staged")
 
-    def __init__(self, number: int, tensors: list[Tensor], known: Collection[int]) -> None:
+    def __init__(self, number: int, tensors: list[Tensor], known: Collection[int], pieces: list[Piece]) -> None:
         self.number = number  # of the description in the file
+        self.pieces = pieces  # of the tensors, digested like tensors behind them
+        tensors = self.with_pieces(tensors)
         self.left_out = [number for number, tensor in enumerate(tensors) if staged_as(tensor) is None]
         wanted = [number for number in range(len(tensors)) if number not in known and number not in self.left_out]
         at_once = [number for number in wanted if digests.can_digest(tensors[number].device)]
         self.fused = list(grouped(tensors, at_once))
         self.staged = list(staging.grouped(tensors, [number for number in wanted if number not in at_once]))
+
+    def with_pieces(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [*tensors, *(piece.cut_from(tensors) for piece in self.pieces)] if self.pieces else tensors
 
 
 _Label = tuple[int, int, int, int]  # description, forward_id, step, order
@@ -59,8 +66,9 @@ class Statistics:
     A tensor is digested each time that it is seen, but for those that are surely unchanged (repeats.py).
     """
 
-    def __init__(self, tool: AnyTool) -> None:
+    def __init__(self, tool: AnyTool, cuts: Sequence[Cut] = ()) -> None:
         self._out = tool.out
+        self._pieces = Pieces(cuts)
         self._tells = tool.verbose == 2
         self._sees_cpu = tool.sees_cpu
         self._writer = Writer("OpCapture", is_excused=failure.is_noticed)
@@ -88,7 +96,7 @@ class Statistics:
             return None
         outside, module = self._outside, call.where.module
         is_new = call.step != outside.step or (outside.is_first_step and module not in outside.modules)
-        if module and is_new and _graph_task() < 0:
+        if module and is_new and running_backward() < 0:
             outside.look(call)
         self._add(call, "input", call.args, call.kwargs)
         return tables.inputs(call) if self._tells else True
@@ -152,16 +160,20 @@ class Statistics:
                 self._unsettled += len(tensors)
                 found = self._repeats.find(call, tensors)
                 known = () if found is None else found[0]
-                in_backward = part != "gradients" and _graph_task() >= 0  # checkpointing computes it again
+                in_backward = part != "gradients" and running_backward() >= 0  # checkpointing computes it again
                 place = (call.name, part, call.where.line(), call.where.module, known, key, in_backward)
                 site = self._sites.get(place)
                 if site is None:
-                    site = self._sites[place] = _Site(len(self._sites), tensors, known)
                     described = description(call, part, args, kwargs, in_backward)
+                    pieces = self._pieces.added_to(described)
+                    site = self._sites[place] = _Site(len(self._sites), tensors, known, pieces)
                     self._writer.add(partial(self._describe, site.number, described))
                 self._order += 1
                 label = (site.number, call.id, call.step, self._order)
-                self._digest(site, tensors, addresses, label)
+                if site.pieces:
+                    self._digest(site, site.with_pieces(tensors), None, label)
+                else:
+                    self._digest(site, tensors, addresses, label)
                 self._repeats.remember(call, tensors, found, site.number)
                 if found is not None:
                     self._repeated.append((label, found[1]))
@@ -221,7 +233,7 @@ class Statistics:
 
     def _file(self) -> Pack:
         if self._pack is None:
-            about = {"torch": torch.__version__, "sketch": sketch.SKETCH_VERSION, "tf32": _tf32()}
+            about = {"torch": torch.__version__, "sketch": sketch.SKETCH_VERSION, "tf32": tf32.allowed()}
             head = {**process.identity(), **about}
             path = paths.capture_statistics(self._out)
             self._pack = Pack(path, head)
@@ -268,17 +280,6 @@ class Statistics:
         places = torch.tensor(numbers, dtype=torch.int64, device="cpu")[:, None]
         pack.add(torch.cat([labels, places, digests], 1))
         self._is_full = self._is_full or pack.length >= _LARGEST_FILE
-
-
-def _tf32() -> list[str]:
-    """What the device may compute with ten bits in place of float32's 23."""
-    if torch.version.cuda is None:
-        return []
-    try:
-        allowed = {"matmul": torch.backends.cuda.matmul.allow_tf32, "convolution": torch.backends.cudnn.allow_tf32}
-    except RuntimeError:  # the program has set them by the names of a later release
-        return ["matmul", "convolution"]
-    return [name for name, is_allowed in allowed.items() if is_allowed]
 
 
 def _spread(labels: list[_Label], times: list[int]) -> Tensor:

@@ -8,24 +8,25 @@ disk has not taken yet. `mode="statistics"` keeps a few numbers for each tensor 
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from ditorch_shared.collectives import is_collective
 from op_tools import settings
 from op_tools.capture.collectives import Collectives, group_of
 from op_tools.capture.copies import RecentCopies
-from op_tools.capture.statistics import Statistics
+from op_tools.capture.statistics import Statistics, running_backward
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.modes import with_modes_aside
 from op_tools.core.tool import AnyTool, Tool
 from op_tools.core.watcher import Kept, State
-from op_tools.device import failure
+from op_tools.device import failure, tf32
 from op_tools.device.host_memory import HostMemory
-from op_tools.ops.catalogue import is_collective
 from op_tools.output import messages, paths, tables
 from op_tools.output.results import Results
 from op_tools.output.writer import Writer, spare_threads
@@ -63,7 +64,7 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
     """Saves inputs, outputs, grad_inputs and grad_outputs of every op call, or statistics of them.
 
     `mode`: data or statistics (OP_CAPTURE_MODE); `memory`: bytes for tensors that are not written yet, a number or a
-    text such as 512MB (OP_CAPTURE_MEMORY).
+    text such as 512MB (OP_CAPTURE_MEMORY); `shards`: which modules' tensors ranks share, and how (OP_CAPTURE_SHARDS).
     """
 
     hook = "OpCaptureHook"
@@ -71,8 +72,11 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
     feature = "op_capture"
     watches_gradients = True
 
-    def __init__(self, *, mode: str | None = None, memory: int | str | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, *, mode: str | None = None, memory: int | str | None = None, shards: str | None = None, **arguments: Any
+    ) -> None:
         super().__init__(**arguments)
+        self._shards = shards
         self._mode = mode
         self._memory = memory
         self._keeper: Keeper[Any, Any]
@@ -83,7 +87,8 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         memory = settings.argument("memory", self._memory, settings.CAPTURE_MEMORY)
         self._calls: Counter[str] = Counter()
         self.sees_shards = mode == "statistics"
-        self._keeper = Data(self, memory) if mode == "data" else Statistics(self)
+        cuts = settings.argument("shards", self._shards, settings.CAPTURE_SHARDS)
+        self._keeper = Data(self, memory) if mode == "data" else Statistics(self, cuts)
         self._collectives = Collectives()
         self._collectives.start()
 
@@ -127,7 +132,7 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
 class _Begun:
     """A call that is running. `inputs` until they are handed to the writer."""
 
-    __slots__ = ("call", "described", "folder", "group", "inputs", "when")
+    __slots__ = ("call", "described", "folder", "group", "inputs", "is_recomputed", "when")
 
     def __init__(self, call: OpCall, out: Path, inputs: Taken, described: tables.Described | None) -> None:
         self.call = call.without_tensors()
@@ -136,6 +141,7 @@ class _Begun:
         self.inputs: Taken | None = inputs
         self.group = group_of(call) if is_collective(call.name) else {}
         self.described = described
+        self.is_recomputed = running_backward() >= 0  # checkpointing computes it again
 
 
 class Data:
@@ -150,6 +156,7 @@ class Data:
         self._memory = HostMemory(memory, self._writer.is_busy)
         self._copies = RecentCopies()
         self._files = Files()
+        self._orders = itertools.count(1)  # in which parts of calls came, in backward, too
 
     def before(self, call: OpCall) -> _Begun | None:
         if self._writer.is_broken:
@@ -209,13 +216,16 @@ class Data:
             begun.inputs = None
 
     def _save(self, begun: _Begun, parts: dict[str, Taken], text: str) -> None:
-        self._writer.add(partial(self._write, begun, parts, text))
+        self._writer.add(partial(self._write, begun, next(self._orders), parts, text))
 
     # -- in a writer's thread -----------------------------------------------------------------------------------------
 
-    def _write(self, begun: _Begun, parts: dict[str, Taken], text: str) -> None:
+    def _write(self, begun: _Begun, order: int, parts: dict[str, Taken], text: str) -> None:
         call, folder = begun.call, str(begun.folder.path())
-        details = {**call.details(), **begun.group}
+        about: dict[str, Any] = {"recomputed": True} if begun.is_recomputed else {}
+        if narrow := tf32.allowed():
+            about["tf32"] = narrow
+        details = {**call.details(), "order": order, **about, **begun.group}
         for part, taken in parts.items():
             identifier = f"{os.getpid()}/{call.id}/{begun.when}/{part}"
             path = self._files.write(folder, Content(part, call.name, identifier, taken, details))

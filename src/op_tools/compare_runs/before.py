@@ -12,6 +12,9 @@ _ENVIRONMENT = ("python", "torch", "platform", "world_size")
 _NOT_TOLD = (
     "OP_",
     "DITORCH_RUN",
+    "DITORCH_CONTROL",
+    "DITORCH_MESSAGES",
+    "DITORCH_PROGRESS",
     "PYTHONPATH",
     "RANK",
     "LOCAL_",
@@ -48,7 +51,7 @@ def _of_manifests(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Before]:
         one, other = _part(a, "git").get(name), _part(b, "git").get(name)
         if one != other:
             yield Before("code", f"git {name}", one, other)
-    seeds = [sorted(str(seed) for seed in _part(one, "seeds").values()) for one in (a, b)]
+    seeds = [sorted({str(seed) for seed in _part(one, "seeds").values()}) for one in (a, b)]  # of all ranks
     if seeds[0] != seeds[1]:
         yield Before("seeds", "torch.initial_seed()", seeds[0], seeds[1])
 

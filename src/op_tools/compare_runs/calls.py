@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from op_tools.device import sketch
-from op_tools.storage.blocks import MODEL, STEP
+from op_tools.storage.blocks import MODEL, PIECE, STEP
 
 if TYPE_CHECKING:
     from op_tools.storage.blocks import Lines
@@ -30,8 +31,8 @@ class Kind:
     """What is the same for a tensor at each call of one place in the program."""
 
     __slots__ = (
-        "dtype", "group", "is_float", "is_summand", "name", "norms", "numel", "part", "place", "real_shape",
-        "requires_grad", "shape", "start", "unit", "whole",
+        "dtype", "group", "is_float", "is_guessed", "is_summand", "name", "norms", "numel", "of", "part", "pieces",
+        "place", "real_shape", "requires_grad", "shape", "start", "unit", "way", "whole",
     )  # fmt: skip
 
     def __init__(self, described: dict[str, Any]) -> None:
@@ -48,11 +49,16 @@ class Kind:
         self.real_shape = (*self.shape, 2) if self.dtype.startswith("complex") else self.shape
         self.numel = max(math.prod(self.real_shape), 1)
         self.norms = _norms(self.real_shape)
-        # of a DTensor's part: the shape of the whole, where it begins there, and whether ranks have summands of it
+        # of a DTensor's part, or a piece: the shape of the whole, where it begins there, whether ranks have summands
         whole = described.get("whole")
         self.whole = None if whole is None else tuple(int(size) for size in whole)
         self.start = tuple(int(place) for place in described.get("start", ()))
         self.is_summand = any(str(one).startswith(("P", "_Norm", "Partial")) for one in described.get("placements", ()))
+        # of a piece: the number of its tensor, in which way that is cut, into how many, whether only its size says so
+        self.of = int(described["of"]) if self.part == PIECE else -1
+        self.way = int(described.get("way", 0))
+        self.pieces = int(described.get("pieces", 1))
+        self.is_guessed = bool(described.get("is_guess", False))
         # of ops on lists: the number in the list, by which results belong to arguments
         found = re.search(r"\[(\d+)\]$", place)
         self.group = int(found[1]) if found else -1
@@ -84,7 +90,7 @@ class Distance:
 class Seen:
     """One tensor: a line of its step's numbers, or numbers that were put together from several ranks'."""
 
-    __slots__ = ("_numbers", "apart", "checksum", "key", "kind", "lines", "norm", "other", "row")
+    __slots__ = ("_numbers", "apart", "checksum", "key", "kind", "lines", "norm", "other", "pieces", "row")
 
     def __init__(self, kind: Kind, lines: Lines | None, row: int, checksum: int, norm: float) -> None:
         self.kind = kind
@@ -94,6 +100,7 @@ class Seen:
         self.key = checksum  # by which it is known again: what is put together has that of the first rank's part
         self.norm = norm
         self._numbers: Numbers | None = None
+        self.pieces: Sequence[Seen] = ()  # of a rank's part, where it cannot be moved to its place in one
         # a tensor of the other run, and how far apart they are; where that is known
         self.other: Seen | None = None
         self.apart: Distance | None = None
@@ -111,6 +118,18 @@ class Seen:
             whole, numbers, sketch = (part[self.row].tolist() for part in self.lines)
             self._numbers = (*whole[-4:], *numbers, *sketch)
         return self._numbers
+
+
+class KeptSeen(Seen):
+    """One tensor whose elements are known: its file, and its number among the tensors there."""
+
+    __slots__ = ("file", "number")
+
+    def __init__(self, kind: Kind, numbers: Numbers, file: str, number: int) -> None:
+        super().__init__(kind, None, -1, numbers[CHECKSUM], numbers[NORM])
+        self._numbers = numbers
+        self.file = file
+        self.number = number
 
 
 class Site:
@@ -169,6 +188,18 @@ class Call:
                 self.backwards.append(Backward(order))
             backward = self.backwards[-1]
             (backward.inputs if part == "grad_inputs" else backward.outputs)[seen.kind.name] = seen
+
+    def add_piece(self, piece: Seen, kind: Kind, order: int) -> None:
+        """To the tensor of this kind that it is one of, if that is there."""
+        found = self._of_part(kind.part, order).get(kind.name)
+        if found is not None:
+            found.pieces = (*found.pieces, piece)
+
+    def _of_part(self, part: str, order: int) -> dict[str, Seen]:
+        if not part.startswith("grad"):
+            return self.outputs if part == "output" else self.inputs
+        backward = next((one for one in self.backwards if one.order == order), None)
+        return {} if backward is None else backward.inputs if part == "grad_inputs" else backward.outputs
 
 
 def plain_module(path: str) -> str:

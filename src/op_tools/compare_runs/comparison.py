@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -50,10 +51,13 @@ def compare(
             findings.not_comparable.append(f"rank {stream[0]} is only in {where}")
     paths = (a.path, b.path, None if healthy is None else healthy.path)
     tasks = [_Task(*paths, stream, limit, shards if is_joined else None) for stream in streams]
+    steps: Counter[int] = Counter()  # of a rank: of all processes that had it, one after the other
     for task, found in zip(tasks, _all_done(tasks, (a, b, healthy), told, jobs, engine)):
         _merge(findings, found)
+        steps[task.stream[0]] += found.steps
         if task.stream[0] not in findings.ranks:
             findings.ranks.append(task.stream[0])
+    findings.steps = max(steps.values(), default=0)
     if is_joined:
         findings.ranks = sorted({*a.ranks, *b.ranks})
     findings.second_pass = second_pass.wanted(findings, b.path, str(b.manifest().get("command") or ""))
@@ -85,6 +89,8 @@ class _Task:
         judge = Judge(a.tf32 | b.tf32, _have_one_sketch(a, b), self.limit)
         with _without_collector():
             StreamComparison(found, judge, self.stream, told, self.shards).compare(a, b, healthy)
+        found.not_comparable += [*a.problems, *b.problems]
+        found.is_cut_short |= a.is_incomplete or b.is_incomplete
         return found
 
 
@@ -144,8 +150,9 @@ def _merge(findings: Findings, found: Findings) -> None:
     findings.worst = sorted([*findings.worst, *found.worst], key=lambda place: -place.distance)[:MAX_WORST]
     findings.suspects = _suspects([*findings.suspects, *found.suspects])
     _merge_modules(findings.modules, found.modules)
-    findings.not_comparable += found.not_comparable
-    for count in ("calls", "events", "same", "only_a", "only_b", "steps"):
+    findings.is_cut_short |= found.is_cut_short
+    findings.not_comparable += [line for line in found.not_comparable if line not in findings.not_comparable]
+    for count in ("calls", "events", "same", "only_a", "only_b"):
         setattr(findings, count, getattr(findings, count) + getattr(found, count))
 
 

@@ -32,6 +32,8 @@ def same_bits(a: Seen, b: Seen) -> bool:
     if a.checksum != b.checksum or a.kind.shape != b.kind.shape or a.kind.dtype != b.kind.dtype:
         return False
     x, y, first = a.numbers, b.numbers, SKETCH.start
+    if x[NORM] != x[NORM] and x[NUMEL] > x[NAN] + x[INF]:
+        return False  # nothing is known of its elements: it is sparse, or quantized
     return len(x) != len(y) or not abs(x[first] - y[first]) > _SAME * (1 + abs(x[first]))
 
 
@@ -88,6 +90,7 @@ def find_distances(pairs: Sequence[tuple[Seen, Seen]]) -> None:
         told, at_most = _many(x, y, numpy.array([a.kind.norms for a, _ in pairs]))
         first, other = x.sketch[:, 0], y.sketch[:, 0]
         same = (x.checksum == y.checksum) & ~(numpy.abs(first - other) > _SAME * (1 + numpy.abs(first)))
+        same &= x.norm == x.norm
         easy = (x.checksum != y.checksum) & (x.counts == y.counts).all(1)
         for norm in (x.norm, y.norm):
             easy &= (norm > 0) & (norm < math.inf)

@@ -33,6 +33,7 @@ class Place:
     other_forward_id: int  # in run B
     reason: str = ""  # where data has settled it: what is wrong with the result
     capture: str = ""  # … and the folder with the data
+    side: str = "b"  # … and which run's result is wrong
 
     @classmethod
     def of(cls, event: Event, rank: int, kind: str) -> Place:
@@ -107,9 +108,10 @@ class Findings:
     only_b: int = 0
     steps: int = 0
     ranks: list[int] = field(default_factory=list)
+    is_cut_short: bool = False  # files that cannot be read whole
 
     @property
     def exit_code(self) -> int:
         if self.first_divergence is not None:
             return DIFFERENT
-        return SAME if self.calls else UNKNOWN
+        return SAME if self.calls and not self.is_cut_short else UNKNOWN

@@ -1,10 +1,11 @@
 """Runs of several ranks against a run of one: a call of all ranks, as the one process would have made it.
 
-How a tensor lies on the ranks is told by itself where it was a DTensor, else by the shapes on both sides, or by the
-user's table (module pattern → dimension): its parts are shards along the dimension in which they are smaller, in the
-order of the ranks; or they are the same everywhere; or summands, whose sum or mean over the ranks is what the one
-process has. Gradients of a loss that each rank averages over its own part of the batch are as many times larger as
-there are ranks. Where shapes leave a choice, what fits best is taken: a fault fits none.
+How a tensor lies on the ranks is told by itself where it was a DTensor, else by the table that recording was given
+(capture/pieces.py), by the shapes on both sides, or by the user's table (module pattern → dimension): its parts are
+shards along the dimension in which they are smaller, in the order of the ranks; or they are the same everywhere; or
+summands, whose sum or mean over the ranks is what the one process has. Gradients of a loss that each rank averages over
+its own part of the batch are as many times larger as there are ranks. Where there is a choice, what fits best is taken:
+a fault fits none.
 """
 
 from __future__ import annotations
@@ -98,7 +99,11 @@ def _one(like: Seen, parts: list[Seen], dimension: int | None, is_gradient: bool
     if any(part.kind.whole is not None for part in parts):
         candidates = list(_as_placed(like, parts))
     else:
-        candidates = list(_candidates(like, parts, dimension))
+        cut = list(_ways(parts, like.kind.shape))
+        certain = [pieces for pieces in cut if not pieces[0][0].kind.is_guessed]
+        candidates = [_of_pieces(like, parts, pieces) for pieces in certain or cut]
+        if not certain:
+            candidates += _candidates(like, parts, dimension)
     if is_gradient:
         candidates += [_scaled(numbers, 1 / len(parts)) for numbers in candidates]
     kind = _kind(like.kind, parts[0].kind)
@@ -127,9 +132,27 @@ def _as_placed(like: Seen, parts: list[Seen]) -> Iterator[Numbers]:
     if len(by_start) == 1:
         yield parts[0].numbers  # copies
         return
-    extra = (0,) * (len(like.kind.real_shape) - len(shape))
-    shards = [Shard(part.numbers, part.kind.real_shape, (*start, *extra)) for start, part in by_start.items()]
-    yield whole(shards, like.kind.real_shape)
+    placed = list(by_start.values())
+    yield _of_pieces(like, placed, [part.pieces or [part] for part in placed])
+
+
+def _ways(parts: list[Seen], shape: tuple[int, ...]) -> Iterator[list[Sequence[Seen]]]:
+    """The pieces of each rank, for each way in which the table cuts a whole of this shape; if all are known."""
+    for way in sorted({piece.kind.way for piece in parts[0].pieces if piece.kind.whole == shape}):
+        found = [[piece for piece in part.pieces if piece.kind.way == way] for part in parts]
+        if all(some and len(some) == some[0].kind.pieces for some in found):
+            yield list(found)
+
+
+def _of_pieces(like: Seen, parts: list[Seen], pieces: Sequence[Sequence[Seen]]) -> Numbers:
+    sketched = [_shard(piece) for some in pieces for piece in some]
+    return whole([_shard(part) for part in parts], like.kind.real_shape, sketched)
+
+
+def _shard(part: Seen) -> Shard:
+    extra = (0,) * (len(part.kind.real_shape) - len(part.kind.shape))
+    start = part.kind.start or (0,) * len(part.kind.shape)
+    return Shard(part.numbers, part.kind.real_shape, (*start, *extra))
 
 
 def _candidates(like: Seen, parts: list[Seen], dimension: int | None) -> Iterator[Numbers]:

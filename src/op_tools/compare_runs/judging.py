@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
-from op_tools.compare_runs.calls import Backward, Call, Distance, Seen
+from op_tools.compare_runs.calls import Backward, Call, Distance, KeptSeen, Seen
 from op_tools.compare_runs.distance import NONE, TF32_UNIT, distance, find_distances
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
@@ -23,14 +24,42 @@ from op_tools.ops.catalogue import Trait
 LIMIT = 5.0
 _LIST_LIMIT = 2.0  # times as much for ops on lists: an optimizer divides rounding by rounding
 _DECAY = 0.5
+_MANY_ROWS = 16  # whose sum is a gradient: of a bias, a norm's weight; what their differences have in common adds up
 _NO_FUNCTION = Trait.RANDOM | Trait.DROPOUT | Trait.EMPTY | Trait.BRINGS_DATA  # of its arguments
-_STEPS_FACTOR = 2.0  # what works from one time step to the next gathers rounding inside
+_CONVOLVED = ("[0]", "input")  # not the weight, nor the bias
+_ROUGH_FACTOR = 2.0  # recurrent layers gather rounding from step to step, Winograd's convolutions inside
+_DIVIDE = {"addcdiv_", "_foreach_addcdiv_"}  # of an optimizer: a gradient that is all rounding, by its size
+# products of later steps: an optimizer makes as large a step of a gradient that is all rounding, so weights differ in
+# directions of which products can make more
+_LATER_STEPS = 2.0
+_BEND = 0.5  # of the root of the share of elements that fall on the other side of a bend
 _JUMPS = Trait.JUMPS | Trait.ORDER | Trait.CHOICE
 _SUMS = {
     "add", "sub", "__add__", "__sub__", "__radd__", "__rsub__", "__iadd__", "__isub__", "add_", "sub_", "sum", "mean",
     "addmm",
     "_foreach_add_", "_foreach_sub_", "_foreach_lerp_", "_foreach_addcdiv_", "_foreach_add", "_foreach_sub",
 }  # fmt: skip
+
+
+class _Nature:
+    """What is known about an op, asked for at each of its calls."""
+
+    def __init__(self, op: str) -> None:
+        last, traits = op.rpartition(".")[2], catalogue.of(op) or Trait(0)
+        self.is_random = catalogue.has(op, _NO_FUNCTION)
+        self.jumps = catalogue.has(op, _JUMPS)
+        self.bends_always, self.bends_backward = last in _DIVIDE, catalogue.has(op, Trait.BENDS)
+        self.is_convolution = catalogue.has(op, Trait.CONVOLUTION)
+        self.is_rough = self.is_convolution or catalogue.has(op, Trait.STEPS)
+        self.is_sum = last in _SUMS
+        self.is_view = catalogue.has(op, Trait.ALWAYS_VIEW)
+        self.is_product = bool(traits & Trait.ADDS and traits & catalogue.ON_MATRIX_UNITS)
+        # what tf32 may narrow; cuDNN's recurrent nets, too
+        self.in_tf32 = {"matmul"} if traits & Trait.MATRIX else set()
+        self.in_tf32 |= {"convolution"} if traits & (Trait.CONVOLUTION | Trait.STEPS) else set()
+
+
+_nature = lru_cache(10_000)(_Nature)
 
 
 @dataclass
@@ -70,16 +99,23 @@ class Judge:
         self._limit = limit
         self._levels: dict[int, float] = {}  # by the checksum of run A's tensor
         self._views: dict[int, float] = {}  # by the same: the largest distance that views of it tell
+        self._steps = 0
 
     def begin_step(self, calls: Iterable[tuple[Call, Call]] = ()) -> None:
         """Views have the numbers of what they are views of, in another order: each is another look at the same."""
         self._levels.clear()
         self._views.clear()
+        self._steps += 1
         calls = list(calls)
         if self._with_sketch:
-            find_distances(list(_tensors_of(calls)))
+            pairs = list(_tensors_of(calls))
+            find_distances(pairs)
+            if pairs and all(isinstance(seen, KeptSeen) for seen in pairs[0]):
+                from op_tools.compare_runs import data  # needs torch, which statistics do not
+
+                data.find_distances(pairs)
         for a, b in calls:
-            if catalogue.has(a.site.op, Trait.ALWAYS_VIEW):
+            if _nature(a.site.op).is_view:
                 self._look_through(a.inputs, a.outputs, b.inputs, b.outputs)
                 for one, other in zip(a.backwards, b.backwards):
                     self._look_through(one.outputs, one.inputs, other.outputs, other.inputs)
@@ -149,18 +185,22 @@ class Judge:
         unit = self._unit(a, b, inputs, outputs)
         event.inputs = max((found.told for found in told_in.values()), default=0.0)
         inputs_same = len(told_in) == len(inputs[0]) and all(found is NONE for found in told_in.values())
-        is_random = catalogue.has(a.site.op, _NO_FUNCTION) and phase != "backward"
-        jumps, is_recurrent = catalogue.has(a.site.op, _JUMPS), catalogue.has(a.site.op, Trait.STEPS)
+        nature, is_backward = _nature(a.site.op), phase == "backward"
+        bends = nature.bends_always or (is_backward and nature.bends_backward)
         for name, found in told_out.items():
             seen = outputs[0][name]
             came_in, level = self._came_in(inputs[0], told_in, seen, a.site.is_list)
             self._remember(seen, max(found.told, _DECAY * level))
-            if found.told == 0 or is_random:
+            if found.told == 0 or (nature.is_random and not is_backward):
                 continue
             allowed = max(came_in, level, unit, 1e-300)
-            if jumps:  # a small share of the elements falls on the other side
+            if nature.jumps:  # a small share of the elements falls on the other side
                 allowed = max(allowed, math.sqrt(allowed))
-            allowed *= _cancelled(a, seen, phase, inputs[0], flowing) * (_STEPS_FACTOR if is_recurrent else 1.0)
+            elif bends:  # the same, where what went in differs: nothing is computed before
+                allowed = max(allowed, _BEND * math.sqrt(max(came_in, level)))
+            allowed *= _cancelled(nature, seen, is_backward, inputs[0], flowing) * _roughness(nature, seen, flowing)
+            if self._steps > 1 and nature.is_product and came_in > unit:
+                allowed *= _LATER_STEPS
             if moved is not None:
                 allowed = max(allowed, _as_moved(moved, name, came_in, unit))
             if not seen.kind.is_float and not inputs_same:
@@ -202,13 +242,7 @@ class Judge:
                 for seen in one.values():
                     if seen.kind.unit > unit:
                         unit = seen.kind.unit
-        if not self._tf32:
-            return unit
-        traits = catalogue.of(a.site.op) or Trait(0)
-        is_tf32 = ("matmul" in self._tf32 and traits & Trait.MATRIX) or (
-            "convolution" in self._tf32 and traits & Trait.CONVOLUTION
-        )
-        return max(unit, TF32_UNIT) if is_tf32 else unit
+        return max(unit, TF32_UNIT) if self._tf32 & _nature(a.site.op).in_tf32 else unit
 
 
 def _tensors_of(calls: list[tuple[Call, Call]]) -> Iterator[tuple[Seen, Seen]]:
@@ -231,17 +265,36 @@ def _as_moved(moved: Moved, name: str, came_in: float, unit: float) -> float:
     return far * max(1.0, came_in / max(moved.inputs.get(name, 0.0), unit, 1e-300))
 
 
-def _cancelled(a: Call, output: Seen, phase: str, inputs: dict[str, Seen], flowing: tuple[Seen, ...]) -> float:
+def _roughness(nature: _Nature, result: Seen, flowing: tuple[Seen, ...]) -> float:
+    """How much more than one rounding a result gathers. `flowing`: the gradients that came in, in backward."""
+    if nature.is_convolution and flowing and result.kind.place not in _CONVOLVED:
+        return _ROUGH_FACTOR * _ROUGH_FACTOR  # rough, and a sum over the batch and all positions
+    if nature.is_rough or any(result.kind.numel * _MANY_ROWS <= one.kind.numel for one in flowing):
+        return _ROUGH_FACTOR
+    return 1.0
+
+
+def _added_up(a: Seen, b: Seen, result: Seen) -> float:
+    """How large a product of the two is whose terms do not cancel each other out."""
+    terms = math.sqrt(a.kind.numel * b.kind.numel / result.kind.numel)  # that each element is the sum of
+    return a.norm * b.norm / math.sqrt(max(terms, 1.0))
+
+
+def _cancelled(
+    nature: _Nature, output: Seen, is_backward: bool, inputs: dict[str, Seen], flowing: tuple[Seen, ...]
+) -> float:
     """How much larger what it was made from is than the result."""
     norm = 0.0
-    if phase == "backward":
+    if is_backward:
         own = output.kind.name.replace("grad_inputs", "input")
         given = {name: seen for name, seen in inputs.items() if seen.kind.part == "input" and seen.kind.is_float}
         others = [seen for name, seen in given.items() if name != own]
         sizes = [seen.norm / math.sqrt(seen.kind.numel) for seen in others]
         factor = min(1.0, max(sizes, default=1.0))  # a product's own factor
         norm = max((seen.norm for seen in flowing), default=0.0) * factor
-    elif a.site.op.rpartition(".")[2] in _SUMS:
+        if nature.is_product:
+            norm = max([norm, *(_added_up(gradient, seen, output) for gradient in flowing for seen in others)])
+    elif nature.is_sum:
         norm = max((seen.norm for seen in inputs.values() if seen.kind.is_float), default=0.0)
     ratio = norm / max(output.norm, 1e-300)
     return max(ratio, 1.0) if ratio < math.inf else 1.0

@@ -7,44 +7,77 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from op_tools.compare_runs.calls import Call, Seen, Site
+from op_tools.device.sketch import SKETCH_VERSION
 from op_tools.errors import CaptureError
 from op_tools.storage import blocks
 from op_tools.storage.blocks import Lines
 
+if TYPE_CHECKING:
+    from op_tools.compare_runs.data import Index
+
 _PATTERN = "op_capture_statistics_*.pack"
+MANIFEST, MANIFEST_SCHEMA = "manifest.json", "ditorch.run/1"
 Stream = tuple[int, int]  # the rank, and the number of the process where several had it one after the other
 
 
 class Run:
-    """The folder of a run, or one that OpCapture wrote, or one file of statistics."""
+    """The folder of a run, or one that OpCapture wrote, or one file of statistics.
+
+    Where it has no statistics, they are computed from the tensors that it kept: only that needs torch.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.exists():
             raise CaptureError(f"{path} holds no run: there is no such file or folder")
         files = sorted(path.rglob(_PATTERN)) if path.is_dir() else [path]
-        if not files:
-            raise CaptureError(
-                f"{path} holds no statistics: `ditorch run --capture=statistics --out {path} PROGRAM` makes them"
-            )
+        self._data = None if files else _data(path)
         self.heads = {file: blocks.head(file) for file in files}
-        self.streams = self._streams()
+        self._files = self._files_of_processes()
+        self.streams: list[Stream] = list(self._files if self._data is None else self._data.streams)
+
+    @property
+    def has_data_only(self) -> bool:
+        return self._data is not None
 
     @property
     def sketch(self) -> set[Any]:
         """The versions of the sketches in it."""
-        return {head.get("sketch", 1) for head in self.heads.values()}
+        return {SKETCH_VERSION} if self._data else {head.get("sketch", 1) for head in self.heads.values()}
 
     @property
     def tf32(self) -> set[str]:
         """What may have been computed in tf32."""
-        return {str(name) for head in self.heads.values() for name in head.get("tf32", ())}
+        return self._data.tf32 if self._data else {str(one) for head in self.heads.values() for one in _tf32(head)}
 
-    def _streams(self) -> dict[Stream, list[Path]]:
-        """The files of each process, in the order in which they were written."""
+    @property
+    def problems(self) -> list[str]:
+        """A manifest of another release, files that end early, and of tensors those that could not be used, so far.
+
+        Damaged statistics are a CaptureError where they are.
+        """
+        of_files = [blocks.cut_off(file) for file in self.heads if blocks.is_cut_off(file)]
+        return [*self._of_manifest(), *(of_files if self._data is None else self._data.problems)]
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether files could not be read whole, so far."""
+        is_cut_off = any(blocks.is_cut_off(file) for file in self.heads)
+        return is_cut_off or bool(self._data and self._data.problems)
+
+    def _of_manifest(self) -> Iterator[str]:
+        path = self.path / MANIFEST
+        if not path.is_file() or self.manifest():
+            return
+        schema = read_json(path).get("schema")
+        why = f"is of another release ({schema})" if schema else "cannot be read"
+        yield f"{path} {why}: what differs before the first op is not told"
+
+    def _files_of_processes(self) -> dict[Stream, list[Path]]:
+        """In the order in which they were written."""
         processes: dict[int, dict[Any, list[Path]]] = {}
         for file in sorted(self.heads, key=lambda file: (file.stat().st_mtime_ns, file.name)):
             head = self.heads[file]
@@ -62,12 +95,29 @@ class Run:
         return sorted({rank for rank, _ in self.streams})
 
     def manifest(self) -> dict[str, Any]:
-        """What `ditorch run` wrote about it; empty where there is nothing."""
-        return read_json(self.path / "manifest.json")
+        """What `ditorch run` wrote about it; empty where there is nothing, or nothing that can be understood."""
+        found = read_json(self.path / MANIFEST)
+        return found if found.get("schema", MANIFEST_SCHEMA) == MANIFEST_SCHEMA else {}
 
     def steps(self, stream: Stream) -> Iterator[tuple[int, list[Call]]]:
         """The calls of each step, in the order in which they ran. A damaged file is a CaptureError where it is."""
-        return _steps(self.streams[stream])
+        return _steps(self._files[stream]) if self._data is None else self._data.steps(stream)
+
+
+def _data(path: Path) -> Index:
+    if next(path.rglob("input.pth"), None) is None:
+        raise CaptureError(
+            f"{path} holds no statistics, and no captured tensors: "
+            f"`ditorch run --capture=statistics --out {path} PROGRAM` makes them"
+        )
+    from op_tools.compare_runs.data import Index
+
+    return Index(path)
+
+
+def _tf32(head: dict[str, Any]) -> list[Any]:
+    noted = head.get("tf32")
+    return noted if isinstance(noted, list) else []
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -199,13 +249,19 @@ def _calls(step: int, lines: Lines, sites: list[Site]) -> list[Call]:
     calls: dict[int, Call] = {}
     whole = lines.whole[:, [_DESCRIPTION, _ID, _ORDER, _NUMBER, _CHECKSUM]].T.tolist()
     norms = lines.numbers[:, _NORM].tolist()
+    pieces = []
     for row, (description, id, order, number, checksum, norm) in enumerate(zip(*whole, norms)):
         site = sites[description]
         call = calls.get(id)
         if call is None:
             call = calls[id] = Call(site, id, step)
         kind = site.kinds[number]
+        if kind.of >= 0:
+            pieces.append((call, Seen(kind, lines, row, checksum, norm), site.kinds[kind.of], order))
+            continue
         if not order:  # layout 1 has none: backward runs through the calls from the last to the first
             order = 2**40 - id if kind.part.startswith("grad") else id
         call.add(Seen(kind, lines, row, checksum, norm), order)
+    for call, *piece in pieces:
+        call.add_piece(*piece)
     return sorted(calls.values(), key=lambda call: (call.order, call.id))

@@ -94,7 +94,8 @@ def _first(found: Findings) -> Iterator[str]:
     )
     yield f"  {reason}: results {first.distance:.2g} apart, inputs {first.inputs:.2g} (relative to their norms)"
     if first.reason:
-        yield f"  its data says so, too: {first.reason}"
+        whose = f"it is {found.a} whose data is wrong" if first.side == "a" else "its data says so, too"
+        yield f"  {whose}: {first.reason}"
         yield f"  ditorch reproduce {first.capture}"
     if len(found.chain) > 1:
         ways = " → ".join(f"{one.op.rpartition('.')[2]} {one.distance:.1g}" for one in found.chain)

@@ -27,8 +27,11 @@ class Shard(NamedTuple):
     start: tuple[int, ...]
 
 
-def whole(shards: Sequence[Shard], shape: tuple[int, ...]) -> Numbers:
-    """Of a tensor of this shape that the shards cover, each element once."""
+def whole(shards: Sequence[Shard], shape: tuple[int, ...], pieces: Sequence[Shard] | None = None) -> Numbers:
+    """Of a tensor of this shape that the shards cover, each element once.
+
+    `pieces`: the same elements, where sketches were taken of parts of the shards; there may be zeros before them.
+    """
     numel, nan, infinite = (sum(shard.numbers[place] for shard in shards) for place in (NUMEL, NAN, INF))
     finite = numel - nan - infinite
     total = sum(_sum(shard.numbers) for shard in shards)
@@ -37,7 +40,8 @@ def whole(shards: Sequence[Shard], shape: tuple[int, ...]) -> Numbers:
     largest = max((shard.numbers[MAX] for shard in shards if shard.numbers[NUMEL]), default=math.nan)
     mean = total / finite if finite else math.nan
     deviation = math.sqrt(max(square / finite - mean * mean, 0.0)) if finite else math.nan
-    return _joined((numel, nan, infinite), (smallest, largest, mean, deviation), math.sqrt(square), shards, shape)
+    sketched = shards if pieces is None else pieces
+    return _joined((numel, nan, infinite), (smallest, largest, mean, deviation), math.sqrt(square), sketched, shape)
 
 
 def summed(shards: Sequence[Numbers], shape: tuple[int, ...]) -> Numbers:

@@ -67,6 +67,7 @@ class StreamComparison:
                     self._told(self._found.steps, self._found.events)
         except CaptureError as error:
             self._found.not_comparable.append(f"from here on: {error}")
+            self._found.is_cut_short = True
         if self._only:
             named = ", ".join(f"{key} ({count})" for key, count in self._only.most_common(_MAX_NAMED))
             self._found.not_comparable.append(f"rank {self._rank}: calls that only one run has, such as {named}")

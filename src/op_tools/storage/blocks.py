@@ -27,6 +27,7 @@ BLOCK = struct.Struct("<cLL")  # kind, length, checksum
 DESCRIPTION, TABLE, REPEATED = b"D", b"T", b"R"
 # in place of an op: the model's parameters and buffers at the first step; what each step's first forward was given
 MODEL, STEP = "(model)", "(step)"
+PIECE = "piece"  # a part of one of the tensors described before it, for those who put ranks together
 # of a line: whole numbers, numbers, the sketch and its type
 _LINES = {3: (9, 5, SKETCH, "<f4"), 2: (9, 5, 4, "<f8"), 1: (8, 5, 4, "<f8")}
 _REPEATED = {3: 8, 2: 8, 1: 7}
@@ -71,6 +72,24 @@ def blocks(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
                 yield layout, kind, content
     except OSError as error:
         raise CaptureError(f"{path} cannot be used: {error.strerror}") from None
+
+
+def is_cut_off(path: Path) -> bool:
+    """Whether it ends in the middle of a block: its process was killed there, or it was not copied whole."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.readline(len(MAGIC))
+        file.readline(_LONGEST_HEAD)
+        while header := file.read(BLOCK.size):
+            if len(header) < BLOCK.size or BLOCK.unpack(header)[1] > size - file.tell():
+                return True
+            file.seek(BLOCK.unpack(header)[1], os.SEEK_CUR)
+    return False
+
+
+def cut_off(path: Path) -> str:
+    """What to tell of such a file."""
+    return f"{path} ends in the middle: its process ended there, or it was not copied whole. What is before is used."
 
 
 def _layout(path: Path, magic: bytes) -> int:

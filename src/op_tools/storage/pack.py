@@ -27,7 +27,7 @@ from op_tools.device.sketch import SKETCH
 from op_tools.errors import CaptureError
 from op_tools.output import paths
 from op_tools.storage.archive import bytes_at
-from op_tools.storage.blocks import BLOCK, DESCRIPTION, MAGIC, REPEATED, TABLE, blocks
+from op_tools.storage.blocks import BLOCK, DESCRIPTION, MAGIC, PIECE, REPEATED, TABLE, blocks
 from op_tools.storage.files import write_all
 
 # description, forward_id, step, order, number of the tensor in the description; elements, NaN, infinities, checksum;
@@ -165,7 +165,8 @@ def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
         elif kind == TABLE:
             for line in lines(content, layout):
                 known[line[0], line[1], line[4]] = line
-                yield _record(descriptions, line)
+                if descriptions[line[0]]["tensors"][line[4]]["part"] != PIECE:
+                    yield _record(descriptions, line)
         elif kind == REPEATED:
             for *call, description, forward_id, number in repeated_lines(content, layout):
                 yield _record(descriptions, (*call, *known[description, forward_id, number][5:]))
@@ -206,7 +207,9 @@ def _scale(norm: float) -> float:
 def _record(descriptions: list[dict[str, Any]], line: tuple[Any, ...]) -> TensorRecord:
     description, forward_id, step, order, number, numel, nan, infinite, checksum, *numbers = line
     call = descriptions[description]
-    tensor = {"note": "", **call["tensors"][number], "shape": tuple(call["tensors"][number]["shape"])}
+    described = call["tensors"][number]
+    tensor = {name: described[name] for name in ("part", "place", "dtype", "device", "requires_grad")}
+    tensor.update(shape=tuple(described["shape"]), note=described.get("note", ""))
     place = {"op": call["op"], "source": call["source"], "module": call["module"]}
     counts = {"numel": numel, "nan": nan, "inf": infinite, "checksum": checksum % 2**64}
     scale = _scale(numbers[4])

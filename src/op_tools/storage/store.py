@@ -188,9 +188,9 @@ def load(folder: str | os.PathLike[str]) -> Capture:
     return Capture(folder, parts["input"], *(parts.get(part) for part in PARTS[1:]))
 
 
-def load_note(folder: Path) -> dict[str, Any]:
-    """What stands in the JSON beside the inputs of a call; a missing one is no error."""
-    path = folder / "input.pth.json"
+def load_note(folder: Path, part: str = "input") -> dict[str, Any]:
+    """What stands in the JSON beside a part of a call; a missing one is no error."""
+    path = folder / f"{part}.pth.json"
     try:
         files.check_regular(path)
         note = json.loads(path.read_text(encoding="utf-8"))
@@ -199,11 +199,15 @@ def load_note(folder: Path) -> dict[str, Any]:
     return note if isinstance(note, dict) else {}
 
 
-def load_part(path: str | os.PathLike[str]) -> SavedPart:
-    """What is in one file. Raises CaptureError where it is damaged, or no such file at all."""
+def load_part(path: str | os.PathLike[str], is_checked: bool = True) -> SavedPart:
+    """What is in one file. Raises CaptureError where it is damaged, or no such file at all.
+
+    `is_checked`: False where it was read before, and its checksums need not be looked at again.
+    """
     path = Path(path)
     try:
-        _check(path)
+        if is_checked:
+            _check(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sparse tensors have torch warn, and a warning may be an error here
             return _part(torch.load(path, map_location="cpu", weights_only=True))

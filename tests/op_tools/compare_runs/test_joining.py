@@ -132,6 +132,7 @@ def test_ranks_compared_in_processes_give_the_same(runs):
     found = report.as_json(compare(good, bad))
     assert found == report.as_json(compare(good, bad, jobs=2))
     assert (found["first_divergence"]["op"], found["ranks"]) == ("torch.nn.functional.gelu", [0, 1])
+    assert found["counts"]["steps"] == 1, "both ranks have the same one"
 
 
 def test_a_shard_that_makes_no_sense_is_named(device):

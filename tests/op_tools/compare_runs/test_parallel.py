@@ -19,7 +19,7 @@ RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc
 
 
 def record(folder: Path, kind: str, fault: str = "") -> Run:
-    environment = {**os.environ, "DITORCH_BACKEND": "sim", "OMP_NUM_THREADS": "1", "DITORCH_FAULTS": fault}
+    environment = {**os.environ, "DITORCH_BACKEND": "sim", "DITORCH_FAULTS": fault}
     launcher = [sys.executable] if kind == "one" else RANKS
     command = [*MAIN, "run", "--capture=statistics", "--out", str(folder), "--", *launcher, str(PROGRAM), kind]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

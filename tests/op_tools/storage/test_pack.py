@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import op_tools
+from op_tools.device import digest
 from op_tools.errors import CaptureError
 from op_tools.storage import pack
 
@@ -58,3 +59,14 @@ def test_what_a_kernel_written_in_python_calls_is_left_out(device):
         checkpoint(lambda t: (t @ t).relu(), x, use_reentrant=False).sum().backward()
     calls = {(record.forward_id, record.op.rpartition(".")[2]) for record in pack.read(".") if record.part == "output"}
     assert [name for _, name in sorted(calls)] == ["matmul", "relu", "sum", "matmul"]
+
+
+def test_a_part_of_a_dtensor_is_read_like_any_tensor(tmp_path):
+    tensor = {"part": "output", "place": "", "shape": [2], "dtype": "float32", "device": "cpu", "requires_grad": False}
+    placed = {"whole": [4], "start": [2], "placements": ["S(0)"]}
+    file = pack.Pack(tmp_path / "op_capture_statistics_x.pack", {"rank": 1})
+    file.describe({"op": "f", "source": "", "module": "", "tensors": [{**tensor, **placed}]})
+    file.add(torch.zeros(1, 5 + digest.LINE, dtype=torch.int64))
+    file.close()
+    (record,) = op_tools.read_statistics(tmp_path)
+    assert (record.shape, record.op) == ((2,), "f")
