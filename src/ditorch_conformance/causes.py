@@ -17,6 +17,7 @@ from ditorch_conformance.results import (
     Result,
     dtype_of,
     is_of_device,
+    on_any_device,
     without_advice,
 )
 
@@ -147,4 +148,7 @@ def reproducer(case: Case) -> str:
         return f"ditorch conformance ops --ops {case.classname} --dtypes {case.name} --out reproducer"
     if is_of_device(case) and case.classname.endswith("CPU"):
         return f"PYTORCH_TESTING_DEVICE_ONLY_FOR=cpu python {case.file} {case.classname}.{case.name}"
+    if is_of_device(case) and not case.classname.endswith("CUDA"):  # by the accelerator's own name
+        wanted = "-k '{1}.{2}' --out reproducer {0}".format(*on_any_device(case))
+        return f"ditorch conformance pytorch --source .. --device own {wanted}"
     return f"PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda ditorch run {case.file} {case.classname}.{case.name}"

@@ -54,17 +54,16 @@ def compare(before: Table, after: Table) -> Difference:
     has_files = all(result.case.file for table in (before, after) for result in table.results)
     one, other = _by_portable(before, has_files), _by_portable(after, has_files)
     common = [Change(case, one[case], other[case]) for case in one if case in other]
-    changed = [change for change in common if _state(change.before) != _state(change.after)]
-    gained = [change for change in changed if change.after.status in PASSING]
-    lost = [change for change in changed if change.before.status in PASSING and change.after.status in FAILING]
-    rest = [change for change in changed if change not in gained and change not in lost]
+    kinds: dict[str, list[Change]] = {"gained": [], "lost": [], "other": [], "same": []}
+    for change in common:
+        kinds[_kind(change)].append(change)
     return Difference(
-        gained,
-        lost,
-        rest,
+        kinds["gained"],
+        kinds["lost"],
+        kinds["other"],
         [case for case in one if case not in other],
         [case for case in other if case not in one],
-        len(common) - len(changed),
+        len(kinds["same"]),
     )
 
 
@@ -82,6 +81,14 @@ def _by_portable(table: Table, has_files: bool) -> dict[Case, Result]:
 
 def _is_of_cpu(case: Case) -> bool:
     return is_of_device(case) and case.classname.endswith("CPU")
+
+
+def _kind(change: Change) -> str:
+    if _state(change.before) == _state(change.after):
+        return "same"
+    if change.after.status in PASSING:
+        return "gained"
+    return "lost" if change.before.status in PASSING and change.after.status in FAILING else "other"
 
 
 def _state(result: Result) -> str:

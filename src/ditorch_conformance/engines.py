@@ -18,6 +18,10 @@ Task = TypeVar("Task")
 class Engine(Protocol):
     """Ctrl-C while it waits: what is under way is given up and not delivered, then KeyboardInterrupt is raised."""
 
+    @property
+    def workers(self) -> int:
+        """How many shards are run side by side."""
+
     def discover(self, files: Sequence[tuple[str, Recipe]], found: Callable[[str, Found], None]) -> None:
         """Calls `found` with the cases of each file."""
 
@@ -41,6 +45,10 @@ class ThreadedEngine:
     def __init__(self, executors: Sequence[AnyExecutor], stopped: threading.Event) -> None:
         self._stopped = stopped
         self._executors = executors
+
+    @property
+    def workers(self) -> int:
+        return len(self._executors)
 
     def discover(self, files: Sequence[tuple[str, Recipe]], found: Callable[[str, Found], None]) -> None:
         def one(executor: AnyExecutor, task: tuple[str, Recipe]) -> None:

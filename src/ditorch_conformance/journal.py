@@ -18,6 +18,7 @@ from ditorch_conformance.errors import ConformanceError
 from ditorch_conformance.results import Attempt, Case, Result, result_of
 
 NAME = "journal.jsonl"
+_MAX_QUOTED = 60
 
 
 class Journal:
@@ -36,9 +37,13 @@ class Journal:
             raise ConformanceError(
                 f"{folder} is in use by another run: wait for it, or choose another --out."
             ) from None
-        self.contents = Contents(_whole_lines(self._file))
+        self.contents = Contents(_whole_lines(self._file), self.path)
+        if self.contents.options != options and not self.contents.attempts:  # it never came to run anything
+            os.ftruncate(self._file, 0)
+            self.contents = Contents([], self.path)
         if self.contents.options is None:
             self._write({"options": options})
+            self.contents.options = options
         elif self.contents.options != options:
             before = {name: value for name, value in self.contents.options.items() if options.get(name) != value}
             raise ConformanceError(
@@ -67,18 +72,26 @@ class Journal:
 class Contents:
     """What a journal says."""
 
-    def __init__(self, lines: list[str]) -> None:
+    def __init__(self, lines: list[str], path: Path) -> None:
+        """`path`: for messages."""
         self.options: dict[str, Any] | None = None
         self.cases: dict[str, list[Case]] = {}
         self.attempts: dict[Case, list[Attempt]] = {}
-        for text in lines:
-            line = json.loads(text)
-            if "options" in line:
-                self.options = line["options"]
-            elif "cases" in line:
-                self.cases[line["file"]] = [Case(line["file"], *names) for names in line["cases"]]
-            else:
-                self.take(Attempt(**{**line["attempt"], "case": Case(*line["attempt"]["case"])}))
+        for number, text in enumerate(lines, 1):
+            try:
+                self._take_line(json.loads(text))
+            except (ValueError, TypeError, KeyError):
+                raise ConformanceError(
+                    f"{path} line {number} is not a run's: {text[:_MAX_QUOTED]!r}. Remove the line, or the folder."
+                ) from None
+
+    def _take_line(self, line: dict[str, Any]) -> None:
+        if "options" in line:
+            self.options = line["options"]
+        elif "cases" in line:
+            self.cases[line["file"]] = [Case(line["file"], *names) for names in line["cases"]]
+        else:
+            self.take(Attempt(**{**line["attempt"], "case": Case(*line["attempt"]["case"])}))
 
     def take(self, attempt: Attempt) -> None:
         self.attempts.setdefault(attempt.case, []).append(attempt)
@@ -99,7 +112,7 @@ def read(folder: Path) -> Contents:
         raise ConformanceError(
             f"There is no run in {folder}: {NAME} is missing. `ditorch conformance pytorch` and `ops` make one."
         ) from None
-    return Contents(text[: text.rfind("\n") + 1].splitlines())
+    return Contents(text[: text.rfind("\n") + 1].splitlines(), folder / NAME)
 
 
 def _whole_lines(file: int) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ditorch_conformance.results import Case, Result
 from ditorch_conformance.tables import put
 
 _MAX_REASON = 100
+_HEAD = "# Known failures of `ditorch conformance`: pattern  # reason"
 
 
 @dataclass(frozen=True)
@@ -57,29 +58,36 @@ class Known:
         kept = [pattern for pattern in self.patterns if pattern not in mended]
         return Known([*kept, *(Pattern(_literal(result.case), _reason(result)) for result in self.news(results))])
 
-    def text(self) -> str:
-        return "".join(f"{pattern.text}  # {pattern.reason}\n" for pattern in self.patterns)
-
     def write(self, path: Path) -> None:
-        put(path, f"# Known failures of `ditorch conformance`: pattern  # reason\n{self.text()}")
+        """What the file has besides patterns, headings and reasons of people, stays; new patterns come at its end."""
+        before = path.read_text(encoding="utf-8").splitlines() if path.exists() else [_HEAD]
+        there = dict(_patterns(path, before))
+        kept = [line for number, line in enumerate(before) if number not in there or there[number] in self.patterns]
+        added = [pattern for pattern in self.patterns if pattern not in there.values()]
+        put(path, "\n".join([*kept, *(f"{pattern.text}  # {pattern.reason}" for pattern in added)]) + "\n")
 
 
-def read(path: Path) -> Known:
-    """The file's patterns; none where there is no such file yet."""
+def read(path: Path, may_be_missing: bool = False) -> Known:
+    """The file's patterns. `may_be_missing`: it is about to be written."""
     if not path.exists():
-        return Known()
-    patterns = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if may_be_missing:
+            return Known()
+        raise ConformanceError(f"There is no file {path} of known failures; --update-known writes one.")
+    return Known(pattern for _, pattern in _patterns(path, path.read_text(encoding="utf-8").splitlines()))
+
+
+def _patterns(path: Path, lines: list[str]) -> Iterator[tuple[int, Pattern]]:
+    """Each with the number of its line, from 0."""
+    for number, line in enumerate(lines):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         text, _, reason = line.partition("#")
         if "::" not in text or not reason.strip():
             raise ConformanceError(
-                f"{path} line {number} is not a known failure: {line.strip()!r}. "
+                f"{path} line {number + 1} is not a known failure: {line.strip()!r}. "
                 "It must be 'file::Class.name  # reason', where * stands for anything."
             )
-        patterns.append(Pattern(text.strip(), reason.strip()))
-    return Known(patterns)
+        yield number, Pattern(text.strip(), reason.strip())
 
 
 def _literal(case: Case) -> str:

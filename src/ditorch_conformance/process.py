@@ -64,6 +64,7 @@ class WorkerProcess:
         self._limits = limits
         self._stopped = stopped
         self._stopping = threading.Lock()
+        self._is_ended = False  # by us
         self._log = open(log, "wb+")  # noqa: SIM115 - closed by stop()
         lifeline, self._lifeline = os.pipe()
         root = str(Path(__file__).parents[1])
@@ -101,7 +102,8 @@ class WorkerProcess:
     def stop(self) -> None:
         """Ends it and whatever its cases have started. Calling it twice does nothing."""
         with self._stopping:  # Ctrl-C pressed twice: the thread that waits for an answer stops it, and the runner does
-            if not self._log.closed:
+            if not self._is_ended:
+                self._is_ended = True
                 self._stop()
 
     def _stop(self) -> None:
@@ -141,6 +143,8 @@ class WorkerProcess:
 
     def _death(self) -> WorkerGone:
         code = self._process.wait()
+        if self._is_ended:  # Ctrl-C pressed twice: the runner ended it, and its case has not crashed
+            return WorkerGone(STOPPED, "", "the run was stopped")
         self._log.seek(0)
         words = self._log.read().decode(errors="replace").strip()[-_MAX_MESSAGE:]
         self.stop()

@@ -29,6 +29,11 @@ def of_tables(given: Sequence[Table], chip: str) -> dict[str, Any]:
     results = [result for table in given for result in table.results]
     is_matrix = any(result.case.file == FILE for result in results)
     kernels = _measured(results) if is_matrix else _derived(results)
+    if not kernels and is_matrix:
+        raise ConformanceError(
+            "Nothing is missing in these results, and they have no times: add a folder of "
+            "`ditorch conformance ops --ops 'kernel.*'`."
+        )
     if not kernels:
         raise ConformanceError(
             "These results say nothing about kernels: take a folder of `ditorch conformance ops`, or a published table."

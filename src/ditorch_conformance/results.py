@@ -56,11 +56,12 @@ class Result(Attempt):
 
 
 def result_of(attempts: list[Attempt]) -> Result:
-    """A case that fails and then passes is flaky, and keeps the message of its failure."""
-    first, last = attempts[0], attempts[-1]
+    """A case that fails and then passes is flaky, and keeps its failure's message. A skip says nothing of either."""
     tries = tuple(attempt.status for attempt in attempts)
+    told = [attempt for attempt in attempts if attempt.status != SKIPPED] or attempts
+    first, last = told[0], told[-1]
     shown = first if last.status in PASSING else last
-    status = FLAKY if len(set(tries)) > 1 and PASSING.intersection(tries) else last.status
+    status = FLAKY if len({one.status for one in told}) > 1 and PASSING.intersection(tries) else last.status
     values = {name: getattr(shown, name) for name in Attempt.__dataclass_fields__}
     return Result(**{**values, "status": status}, tries=tries)
 
@@ -80,6 +81,11 @@ _NAME_DEVICE = re.compile(rf"_({DEVICES})(?=_|$)")
 def portable(case: Case) -> Case:
     """The same case on whatever device: without the device's name in its class and its name."""
     return Case(case.file, _CLASS_SUFFIX.sub("", case.classname), _NAME_DEVICE.sub("", case.name, count=1))
+
+
+def on_any_device(case: Case) -> Case:
+    """The same case, as patterns of its class and name."""
+    return Case(case.file, _CLASS_SUFFIX.sub("*", case.classname), _NAME_DEVICE.sub("_*", case.name, count=1))
 
 
 def is_of_device(case: Case) -> bool:

@@ -13,6 +13,7 @@ from ditorch_conformance.results import FAILING, IMPORT, Attempt, Case
 from ditorch_conformance.selection import Selection
 
 SHARD_CASES = 50
+_SHARDS_PER_WORKER = 4  # of a file, at least: the last worker is not left alone with all the slow cases
 
 Progress = Callable[[Attempt], None]
 Plan = Callable[[int], None]  # how many attempts are to come
@@ -29,7 +30,9 @@ def run(
     plan: Plan = lambda _: None,
     progress: Progress = lambda _: None,
 ) -> None:
-    """Runs every wanted case that the journal does not have. `shard_cases`: how many a worker takes at once.
+    """Runs every wanted case that the journal does not have; ConformanceError where nothing is wanted.
+
+    `shard_cases`: how many a worker takes at once, at most.
 
     Those that failed are run again, in fresh workers and after all others: a case may fail for what its neighbours have
     left behind, or by chance.
@@ -49,6 +52,7 @@ def run(
 
     try:
         engine.discover([(file, recipe) for file, recipe in files if file not in contents.cases], found)
+        wanted.check([case for file, _ in files for case in contents.cases.get(file, ())])
         for number in range(tries):
             left = [
                 (
@@ -58,7 +62,11 @@ def run(
                 )
                 for file, recipe in files
             ]
-            shards = [shard for file, recipe, cases in left for shard in _shards(file, recipe, cases, shard_cases)]
+            shards = [
+                Shard(file, recipe, tuple(piece))
+                for file, recipe, cases in left
+                for piece in _pieces(cases, shard_cases, engine.workers)
+            ]
             plan(sum(len(shard.cases) for shard in shards))
             engine.run(shards, deliver)
             engine.close()  # the next attempts are made by fresh workers
@@ -72,6 +80,7 @@ def _is_due(attempts: dict[Case, list[Attempt]], case: Case, number: int) -> boo
     return len(made) == number and (number == 0 or (made[-1].status in FAILING and case.name != IMPORT))
 
 
-def _shards(file: str, recipe: Recipe, cases: list[Case], size: int) -> list[Shard]:
-    """Pieces that several workers can share."""
-    return [Shard(file, recipe, tuple(cases[start : start + size])) for start in range(0, len(cases), size)]
+def _pieces(cases: list[Case], largest: int, workers: int) -> list[list[Case]]:
+    """What several workers can share."""
+    size = max(1, min(largest, len(cases) // (_SHARDS_PER_WORKER * workers)))
+    return [cases[start : start + size] for start in range(0, len(cases), size)]

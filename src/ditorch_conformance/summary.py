@@ -130,7 +130,7 @@ def as_dictionary(table: Table, baseline: Table | None = None, known: Known | No
 
 def markdown(table: Table, baseline: Table | None = None, known: Known | None = None) -> str:
     """The table by file, as the docs have it."""
-    head = ["file", "cases", "passed", "failed", "flaky", "skipped"]
+    head = ["file", "cases", "run", "passed", "failed", "flaky", "skipped"]
     files, of_baseline = by_file(table.results), {}
     if baseline is not None:
         head += ["pass on the CPU and run here", "of them pass", "known not to", "share without these"]
@@ -138,15 +138,19 @@ def markdown(table: Table, baseline: Table | None = None, known: Known | None = 
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for file, counted in sorted(files.items()):
         mine = [result for result in table.results if result.case.file == file]
-        lines.append(_line(file, counted, agreement(mine, of_baseline[file], known) if baseline else None))
+        one_in = table.slices.get(file, 1)
+        cases = "all" if one_in == 1 else f"1 in {one_in}"
+        if left_over := sum(case.file == file for case in table.never_run):
+            cases += f", {left_over:,} not reached"
+        lines.append(_line(file, cases, counted, agreement(mine, of_baseline[file], known) if baseline else None))
     whole = Counter(result.status for result in table.results)
-    lines.append(_line("all", whole, agreement(table.results, baseline.results, known) if baseline else None))
+    lines.append(_line("all", "", whole, agreement(table.results, baseline.results, known) if baseline else None))
     return "\n".join(lines)
 
 
-def _line(name: str, counted: Counter[str], agreed: Agreement | None) -> str:
+def _line(name: str, cases: str, counted: Counter[str], agreed: Agreement | None) -> str:
     passed, failed = (sum(counted[status] for status in of) for of in (PASSING, FAILING))
-    values = [name, f"{sum(counted.values()):,}", f"{passed:,}", f"{failed:,}"]
+    values = [name, cases, f"{sum(counted.values()):,}", f"{passed:,}", f"{failed:,}"]
     values += [f"{counted['flaky']:,}", f"{counted['skipped']:,}"]
     if agreed is not None:
         values += [f"{agreed.run:,}", f"{agreed.passed:,} ({100 * agreed.share:.2f} %)"]

@@ -32,6 +32,7 @@ class Table:
     results: list[Result]
     never_run: list[Case] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    slices: dict[str, int] = field(default_factory=dict)  # of a file one case in so many was taken; unless told, all
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -41,7 +42,9 @@ def read(path: Path) -> Table:
     """A run's folder, a CSV or the reference's archive of one, or a JSON list of disabled tests."""
     if path.is_dir():
         contents = journal.read(path)
-        return Table(path.name, contents.results(), contents.never_run(), contents.options or {})
+        options = contents.options or {}
+        slices = dict.fromkeys(contents.cases, options.get("one_in", 1))
+        return Table(path.name, contents.results(), contents.never_run(), options, slices)
     if not path.is_file():
         raise ConformanceError(f"There is no {path}: give the folder of a run, or a CSV, tar or JSON file of results.")
     try:
@@ -56,8 +59,24 @@ def read(path: Path) -> Table:
             if content is None:
                 raise ValueError("it holds no CSV file")
             return Table(path.name, _rows(io.TextIOWrapper(content, encoding="utf-8", newline="")))
-    except (ValueError, KeyError, tarfile.TarError) as error:
+    except json.JSONDecodeError as error:
+        raise ConformanceError(f"{path} cannot be read as results: it is no JSON ({error})") from None
+    except tarfile.TarError:  # its message has a line for each method that it tried
+        raise ConformanceError(f"{path} cannot be read as results: it is no CSV, tar or JSON file") from None
+    except (ValueError, KeyError) as error:
         raise ConformanceError(f"{path} cannot be read as results: {error}") from None
+
+
+def read_all(paths: Sequence[Path]) -> Table:
+    """Several runs as one: of other files, or of other slices of them. Options are those that all have."""
+    tables = [read(path) for path in paths]
+    return Table(
+        ", ".join(table.title for table in tables),
+        unique(result for table in tables for result in table.results),
+        [case for table in tables for case in table.never_run],
+        {name: value for name, value in tables[0].options.items() if all(t.options.get(name) == value for t in tables)},
+        {file: one_in for table in tables for file, one_in in table.slices.items()},
+    )
 
 
 def _rows(file: TextIO) -> list[Result]:

@@ -55,8 +55,19 @@ class UnittestFile:
             return {}
         frames = [frame for frame in traceback.extract_tb(trace) if not _is_machinery(frame.filename)]
         where = f"{_short(frames[-1].filename)}:{frames[-1].name}" if frames else ""
-        message = without_advice(str(value))
+        message = _raised_first(without_advice(str(value)))
         return {"info": kind.__name__, "message": message[:_MAX_MESSAGE], "where": where}
+
+
+def _raised_first(message: str) -> str:
+    """Where a message is the traceback of another process, begin with its end: messages are cut off."""
+    _, found, trace = message.rpartition("Traceback (most recent call last):")
+    lines = trace.splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
+    if not found or not frames:
+        return message
+    raised = "\n".join(lines[frames[-1] + 1 :]).strip()
+    return f"{raised}\n\n{message}" if raised else message
 
 
 class _Result(unittest.TestResult):

@@ -122,6 +122,35 @@ def test_inputs_that_cannot_be_made_and_errors_of_ours_are_not_the_devices_fault
     assert (found["status"], found["info"]) == ("harness", "AttributeError")
 
 
+def test_equal_values_may_be_sorted_in_any_order(device):
+    from ditorch.sim import faults
+    from ditorch_conformance.ops import samples
+    from ditorch_conformance.ops.checks import BACKWARD, FORWARD, SECOND, Checker
+
+    numbers = torch.randn(20, 10, generator=torch.Generator().manual_seed(0))
+    x = numbers.mul(3).round().to(torch.bfloat16).requires_grad_()  # many are equal
+    call = samples.Call("torch.msort", torch.msort, (x,), has_gradient=True, has_second_gradient=True)
+    with faults.inject("aten.sort.*: remake", device):
+        findings = Checker(torch.device(device)).check(call).findings
+    found = {finding.check: finding.status for finding in findings}
+    assert found[FORWARD] == "right"
+    assert found[BACKWARD] in ("right", "skipped")
+    assert found[SECOND] == "skipped"
+
+
+def test_what_optimizers_compute_does_not_hang_on_a_rounding_error():
+    from torch.testing._internal.common_optimizers import optim_db
+
+    from ditorch_conformance.ops import samples
+
+    info = next(info for info in optim_db if info.name == "LBFGS")  # it looks for its way by what it met before
+    for call in samples.of_optimizer(info, torch.float32):
+        weights, gradients = call.args
+        moved = call.function([weight * (1 + 2**-22) for weight in weights], gradients)
+        for one, other in zip(call.function(weights, gradients), moved):
+            torch.testing.assert_close(one, other, atol=1e-3, rtol=0)
+
+
 def test_what_the_redirect_raises_is_its_own_fault():
     from ditorch.errors import DitorchError
     from ditorch_conformance.ops import attempts
@@ -157,3 +186,31 @@ def test_a_case_of_the_matrix_has_its_dtype_and_a_command():
     assert (
         causes.reproducer(case) == "ditorch conformance ops --ops nn.functional.gelu --dtypes bfloat16 --out reproducer"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "kernel", "allowed"),
+    [
+        ("GRU", 5, "aten._thnn_fused_gru_cell", "noise=1e-5"),
+        ("Conv2d", 0, "aten.convolution_overrideable", "scale=1.000005"),
+    ],
+)
+def test_a_module_is_held_to_the_limits_of_its_op(device, name, number, kernel, allowed):
+    """Libraries compute these less precisely in float32, which OpAutoCompare allows the op."""
+    from torch.testing._internal.common_modules import module_db
+
+    from ditorch.sim import faults
+    from ditorch_conformance.ops import samples
+    from ditorch_conformance.ops.checks import FORWARD, Checker
+
+    info = next(info for info in module_db if info.module_cls.__name__ == name)
+    torch.manual_seed(0)
+    call = [*samples.of_module(info, torch.float32)][number]
+
+    def found(fault):
+        with faults.inject(f"{kernel}: {fault}", device):
+            findings = Checker(torch.device(device)).check(call).findings
+        return next(finding.status for finding in findings if finding.check == FORWARD)
+
+    assert found(allowed) == "right"
+    assert found("noise=1e-3") == "wrong"

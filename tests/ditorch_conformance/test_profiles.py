@@ -105,3 +105,6 @@ def test_a_derived_profile(tmp_path):
 def test_results_without_kernels_are_no_profile():
     with pytest.raises(ConformanceError, match="say nothing about kernels"):
         profiles.of_tables([Table("a run", [published("test_a_cuda", "passed")])], "a chip")
+    right = Result(Case("ops", "neg", "float32"), "right", tries=("right",))
+    with pytest.raises(ConformanceError, match=r"Nothing is missing .* no times: .* --ops 'kernel\.\*'"):
+        profiles.of_tables([Table("a run", [right])], "a chip")

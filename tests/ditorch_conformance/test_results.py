@@ -12,9 +12,11 @@ from xml.etree import ElementTree
 import pytest
 
 import ditorch_cli
+from ditorch_cli.conformance_text import show_summary
 from ditorch_conformance import causes, diff, known, page, summary, tables
+from ditorch_conformance import journal as journals
 from ditorch_conformance.errors import ConformanceError
-from ditorch_conformance.results import Case, Result, dtype_of, full_name, portable
+from ditorch_conformance.results import Attempt, Case, Result, dtype_of, full_name, portable, unique
 
 
 def result(name, status="passed", message="", info="", classname="TestThingCUDA", file="test_thing.py", **more):
@@ -172,7 +174,8 @@ def test_the_command_compares(published, tmp_path, monkeypatch, capsys):
     ("name", "content", "reason"),
     [
         ("table.csv", "a,b\n1,2\n", "it has no column classname, name, status"),
-        ("archive.tar", "nonsense", "cannot be read as results"),
+        ("archive.tar", "nonsense", r"cannot be read as results: it is no CSV, tar or JSON file$"),
+        ("list.json", "{", r"cannot be read as results: it is no JSON \(Expecting property name"),
         ("list.json", '{"nonsense": 1}', "'nonsense' is not of the form"),
     ],
 )
@@ -184,6 +187,18 @@ def test_what_holds_no_results_is_said(tmp_path, name, content, reason):
         tables.read(tmp_path / "missing.csv")
     with pytest.raises(ConformanceError, match=r"There is no run in .*journal.jsonl is missing"):
         tables.read(tmp_path)
+    (tmp_path / "journal.jsonl").write_text('{"options": {}}\nnonsense\n')
+    with pytest.raises(ConformanceError, match=r"journal.jsonl line 2 is not a run's: 'nonsense'"):
+        tables.read(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("sys.argv", ["ditorch", "conformance", "ops", "--out", str(tmp_path / "file" / "out")])
+    with pytest.raises(SystemExit) as ended:
+        ditorch_cli.main()
+    assert ended.value.code == 1
+    assert "out cannot be made (Not a directory): choose another --out." in capsys.readouterr().err
 
 
 def test_failures_are_grouped_by_cause():
@@ -210,6 +225,9 @@ def test_failures_are_grouped_by_cause():
     assert found[0].as_dictionary()["reproducer"].endswith("ditorch run test_thing.py TestThingCUDA.test_b_cuda_int64")
     on_cpu = causes.reproducer(Case("test_thing.py", "TestThingCPU", "test_b_cpu"))
     assert on_cpu == "PYTORCH_TESTING_DEVICE_ONLY_FOR=cpu python test_thing.py TestThingCPU.test_b_cpu"
+    by_own_name = causes.reproducer(Case("test_thing.py", "TestThingPRIVATEUSE1", "test_b_npu_int8"))
+    assert by_own_name.startswith("ditorch conformance pytorch --source .. --device own -k 'TestThing*.test_b_*_int8' ")
+    assert by_own_name.endswith(" --out reproducer test_thing.py")
 
 
 def test_only_news_fail_and_what_is_known_is_written(tmp_path):
@@ -228,6 +246,15 @@ def test_only_news_fail_and_what_is_known_is_written(tmp_path):
         "not run here",
         "unsupported: RuntimeError: Could not run N of [x]",
     ]
+    assert path.read_text().splitlines()[:3] == [
+        "# comment",
+        "test_thing.py::*.test_a_*  # a reason",
+        "test_other.py::*  # not run here",
+    ]
+    path.unlink()
+    assert known.read(path, may_be_missing=True).patterns == []
+    with pytest.raises(ConformanceError, match=r"no file .*known.txt of known failures; --update-known writes one"):
+        known.read(path)
     path.write_text("test_thing.py::*\n")
     with pytest.raises(ConformanceError, match=r"known.txt line 1 is not a known failure: 'test_thing.py::\*'"):
         known.read(path)
@@ -247,12 +274,56 @@ def test_the_share_of_what_passes_on_the_cpu():
     agreed = summary.agreement(here, baseline)
     assert (agreed.run, agreed.passed, agreed.share) == (2, 1, 0.5)
     text = summary.markdown(tables.Table("x", here), tables.Table("cpu", baseline))
-    assert "| test_thing.py | 4 | 1 | 2 | 0 | 1 | 2 | 1 (50.00 %) | 0 | 50.00 % |" in text
+    assert "| test_thing.py | all | 4 | 1 | 2 | 0 | 1 | 2 | 1 (50.00 %) | 0 | 50.00 % |" in text
     expected = known.Known(
         [known.Pattern("*test_b_*", "CUDA's own words"), known.Pattern("*test_d_*", "so on the CPU")]
     )
     agreed = summary.agreement(here, baseline, expected)
     assert (agreed.run, agreed.passed, agreed.known, agreed.share_without_known) == (2, 1, 1, 1.0)
+
+
+def test_runs_of_several_files_and_slices_are_summed_up_as_one(tmp_path, monkeypatch, capsys):
+    for file, options in (("test_a.py", {}), ("test_b.py", {"one_in": 8})):
+        for device in ("cuda", "cpu"):
+            made = journals.Journal(tmp_path / f"{device}_{file}", {"kind": "pytorch", "device": device, **options})
+            case = Case(file, f"TestThing{device.upper()}", f"test_x_{device}")
+            made.add_cases(file, [case])
+            made.add(Attempt(case, "failure" if (file, device) == ("test_b.py", "cuda") else "passed"))
+            made.close()
+    folders = [[tmp_path / f"{device}_{file}" for file in ("test_a.py", "test_b.py")] for device in ("cuda", "cpu")]
+    baselines = [word for folder in folders[1] for word in ("--baseline", folder)]
+    words = ["ditorch", "conformance", "report", *folders[0], *baselines, "--markdown"]
+    monkeypatch.setattr("sys.argv", [str(word) for word in words])
+    with pytest.raises(SystemExit):
+        ditorch_cli.main()
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| test_a.py | all | 1 | 1 | 0 | 0 | 0 | 1 | 1 (100.00 %) | 0 | 100.00 % |",
+        "| test_b.py | 1 in 8 | 1 | 0 | 1 | 0 | 0 | 1 | 0 (0.00 %) | 0 | 0.00 % |",
+        "| all |  | 2 | 1 | 1 | 0 | 0 | 2 | 1 (50.00 %) | 0 | 50.00 % |",
+    ]
+    assert tables.read_all(folders[0]).options == {"kind": "pytorch", "device": "cuda"}
+
+
+def test_the_table_by_file_tells_what_was_not_reached():
+    table = tables.Table("a run", [result("test_a")], never_run=[Case("test_thing.py", "TestThingCUDA", "test_b")])
+    assert summary.markdown(table).splitlines()[2] == "| test_thing.py | all, 1 not reached | 1 | 1 | 0 | 0 | 0 |"
+
+
+def test_what_is_skipped_in_one_run_and_passes_in_another_is_not_flaky():
+    """As where one of them had more devices."""
+    assert [r.status for r in unique([result("test_a", "skipped", "two devices"), result("test_a")])] == ["passed"]
+    assert [r.status for r in unique([result("test_a", "skipped"), result("test_a", "error"), result("test_a")])] == [
+        "flaky"
+    ]
+
+
+def test_long_names_of_files_are_whole_in_the_summary(capsys):
+    names = [f"distributed/checkpoint/_experimental/test_{name}.py" for name in ("staging", "builder")]
+    statuses = ("passed", "failure", "error", "timeout", "skipped")
+    results = [result(f"test_{status}", status, file=name) for name in names for status in statuses]
+    show_summary(tables.Table("a run", results), None, known.Known())
+    first_words = [row.split()[0] for row in capsys.readouterr().out.splitlines() if row.strip()]
+    assert {*names} <= {*first_words}
 
 
 def test_the_page_escapes_what_results_say(table):

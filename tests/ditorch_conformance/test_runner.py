@@ -18,7 +18,7 @@ from ditorch_conformance import engines
 from ditorch_conformance import journal as journals
 from ditorch_conformance.errors import ConformanceError
 from ditorch_conformance.journal import Journal
-from ditorch_conformance.process import Limits, WorkerProcess
+from ditorch_conformance.process import STOPPED, Limits, WorkerGone, WorkerProcess
 from ditorch_conformance.results import Case
 from ditorch_conformance.runner import run
 from ditorch_conformance.selection import Selection
@@ -93,7 +93,7 @@ from ditorch_conformance.selection import Selection
         source, out = Path({str(source)!r}), Path({str(out)!r})
         recipe = pytorch_tests.recipe(source, "test_dangerous.py", devices.CPU, {{}})
         journal = Journal(out, {{}})
-        limits = Limits(2, memory=2**28)
+        limits = Limits(4, memory=2**28)
         run([("test_dangerous.py", recipe)], engines.local(2, limits, out), journal, tries=1)
     """
     command = [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())]
@@ -185,6 +185,22 @@ def test_what_fails_once_and_then_passes_is_flaky_and_resuming_runs_nothing_agai
     assert (tmp_path / "log").read_text() == log
 
 
+def test_what_another_process_raised_comes_first(checkout, tmp_path, recipes):
+    source = checkout(
+        test_ranks="""
+        import traceback, unittest
+        class TestRanks(unittest.TestCase):
+            def test_a(self):
+                try:
+                    self.assertEqual(19, 0)
+                except AssertionError:
+                    raise RuntimeError("Exception in worker process:\\n" + traceback.format_exc()) from None
+        """
+    )
+    message = results_of(source, tmp_path / "out", recipes)["test_a"].message
+    assert message.startswith("AssertionError: 19 != 0\n\nException in worker process:\nTraceback")
+
+
 def test_only_wanted_cases_run(checkout, tmp_path, recipes):
     source = checkout(
         test_two="""
@@ -200,6 +216,41 @@ def test_only_wanted_cases_run(checkout, tmp_path, recipes):
     assert set(results_of(source, out, recipes, wanted=Selection("TestTwo.*b"))) == {"test_b"}
     with pytest.raises(ConformanceError, match="holds a run with other options"):
         Journal(out, {"source": "elsewhere"})
+
+
+def test_a_choice_without_a_case_is_said_and_leaves_the_folder_free(checkout, tmp_path, recipes):
+    source = checkout(test_one="import unittest\nclass TestOne(unittest.TestCase):\n    def test_a(self): pass\n")
+    out = tmp_path / "out"
+    with pytest.raises(ConformanceError, match=r"No case fits -k 'TestTwo\*'\."):
+        results_of(source, out, recipes, wanted=Selection("TestTwo*"))
+    Journal(out, {"source": "elsewhere"}).close()
+
+
+def test_each_name_that_no_case_has_is_said():
+    cases = [Case("ops", "add", "float32"), Case("ops", "nn.functional.gelu", "float32")]
+    Selection(names=("add", "nn.*")).check(cases)
+    with pytest.raises(
+        ConformanceError, match=r"no 'ad' in torch's lists in these dtypes\. Names are such as add, nn\.f"
+    ):
+        Selection(names=("ad", "add")).check(cases)
+    Selection(names=("ad", "add"), one_in=2).check(cases)  # it may be among those that are left out
+    Selection(names=("add",)).check([Case("ops", "", "import")])  # the worker did not start, which is told
+    with pytest.raises(ConformanceError, match="--one-in 1000 leaves no case"):
+        Selection(one_in=1000).check([])
+
+
+def test_no_worker_is_left_with_all_the_slow_cases(checkout, tmp_path, recipes):
+    source = checkout(test_plain=f"import unittest\nclass TestPlain(unittest.TestCase):\n{PLAIN}\n")
+    engine, shards = engines.local(2, Limits(20), tmp_path), []
+    plain_run = engine.run
+    engine.run = lambda some, deliver: shards.extend(some) or plain_run(some, deliver)
+    journal = Journal(tmp_path / "out", {})
+    try:
+        run(recipes(source), engine, journal, tries=1)
+    finally:
+        journal.close()
+    assert [len(shard.cases) for shard in shards] == [5] * 8  # four for each worker, and not one of 40 for the first
+    assert len(journals.read(tmp_path / "out").results()) == 40
 
 
 def test_a_worker_is_stopped_once_by_two_threads(checkout, tmp_path, recipes, monkeypatch):
@@ -226,6 +277,36 @@ def test_a_worker_is_stopped_once_by_two_threads(checkout, tmp_path, recipes, mo
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_case_whose_worker_the_runner_ends_has_not_crashed(checkout, tmp_path, recipes):
+    """Ctrl-C pressed twice: the runner ends the worker while a thread still waits for its answer."""
+    begun = tmp_path / "begun"
+    source = checkout(
+        test_one=f"""
+        import pathlib, time, unittest
+        class TestOne(unittest.TestCase):
+            def test_a(self):
+                pathlib.Path({str(begun)!r}).touch()
+                time.sleep(1000)
+        """
+    )
+    worker = WorkerProcess(recipes(source)[0][1], Limits(), tmp_path / "log", threading.Event())
+    outcomes = []
+
+    def ask():
+        try:
+            worker.run("TestOne", "test_a")
+        except WorkerGone as gone:
+            outcomes.append(gone.outcome["status"])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not begun.exists():
+        time.sleep(0.02)
+    worker.stop()
+    thread.join(60)
+    assert outcomes == [STOPPED]
 
 
 def test_one_case_in_so_many_is_the_same_on_every_device():

@@ -101,7 +101,7 @@ class Checker:
     def _judged(self, call: Call, check: str, comparison: Comparison) -> Finding:
         if comparison.failure:
             return Finding(check, HARNESS, f"nothing to compare it with: {comparison.failure}")
-        is_composite = catalogue.of(call.name) is None or call.name.startswith(_IN_PASSES)
+        is_composite = call.is_module or catalogue.of(call.name) is None or call.name.startswith(_IN_PASSES)
         wrong = [row for row in comparison.rows if row.is_wrong and not (is_composite and _is_as_the_cpu(row))]
         if not wrong:
             return Finding(check, RIGHT)
@@ -196,9 +196,8 @@ class Checker:
     def _second(self, call: Call, outcome: Outcome) -> Finding:
         form = gradient_of(call, outcome)
         made = self._device.run(form, SECOND, with_gradients=True)
-        if catalogue.has(
-            call.name, Trait.CHOICE | Trait.ORDER
-        ):  # it depends on the factors, or the order, of the first
+        # it depends on the factors, or the order, of the first
+        if catalogue.has(call.name, Trait.CHOICE | Trait.ORDER) or call.name in _TIES:
             return Finding(SECOND, SKIPPED, "several results are right")
         if not made.gradients:
             return Finding(SECOND, SKIPPED, "the gradient does not depend on anything")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Call:
     changes_arguments: bool = False
     is_derived: bool = False  # ours, not torch's: it counts only where the CPU takes it
     draws: bool = False  # random numbers whose distribution is unknown
+    is_module: bool = False  # it may be more than the op that it is named after
     stays_on_host: bool = False  # integer tensors do: torch wants them there, whatever the device
 
     @property
@@ -133,14 +135,36 @@ def of_module(info: Any, dtype: torch.dtype) -> Iterator[Call]:
                     module(*forward.args, **forward.kwargs)
             state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             yield Call(
-                f"torch.nn.{info.module_cls.__name__}",
+                _op_of(info.module_cls.__name__),
                 _as_function(module),
                 (state, *forward.args),
                 forward.kwargs,
                 # cuDNN's recurrent layers have no backward pass in evaluation
                 has_gradient=dtype.is_floating_point and (training or not isinstance(module, torch.nn.RNNBase)),
                 changes_arguments=training and bool(dict(module.named_buffers())),
+                is_module=True,
             )
+
+
+# the op whose limits a module has: libraries compute these less precisely, and OpAutoCompare knows it of the op
+_RECURRENT = {
+    "RNN": "rnn_tanh",
+    "LSTM": "lstm",
+    "GRU": "gru",
+    "RNNCell": "rnn_tanh_cell",
+    "LSTMCell": "lstm_cell",
+    "GRUCell": "gru_cell",
+}
+_CONVOLUTION = re.compile(r"(?:Lazy)?Conv(Transpose)?([123]d)")
+
+
+def _op_of(module: str) -> str:
+    if module in _RECURRENT:
+        return f"torch.{_RECURRENT[module]}"
+    if convolution := _CONVOLUTION.fullmatch(module):
+        transposed, dimensions = convolution.groups()
+        return f"torch.conv_transpose{dimensions}" if transposed else f"torch.conv{dimensions}"
+    return f"torch.nn.{module}"
 
 
 def _as_function(module: torch.nn.Module) -> Callable[..., Any]:
@@ -179,11 +203,12 @@ def _steps(info: Any, options: dict[str, Any]) -> Callable[..., Any]:
         optimizer = info.optim_cls(weights, **options)
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for given in gradients:
+            # a search along a line needs a valley, and the same one at every step: what it remembers of another one
+            # tells it nothing, and its next step would be one of rounding errors
+            for given in gradients[:1] * len(gradients) if info.step_requires_closure else gradients:
 
                 def loss(given: list[Tensor] = given) -> Tensor:
                     for weight, gradient in zip(weights, given):
-                        # a search along a line needs a valley: that of the distance to the given numbers
                         used = weight.detach() - gradient if info.step_requires_closure else gradient.clone()
                         weight.grad = used.to_sparse() if info.only_supports_sparse_grads else used
                     return torch.stack([(w.detach() - g).square().sum() / 2 for w, g in zip(weights, given)]).sum()
