@@ -9,14 +9,10 @@ from typing import Any
 
 from ditorch_report.call_table import Call
 from ditorch_report.packing import short
+from ditorch_shared.collectives import is_collective
 
 Row = dict[str, Any]
-_COLLECTIVE = re.compile(r"torch\.(distributed|ops\.(_?c10d\w*))\.")
 _LAYER = re.compile(r"(?<=\.)(\d+)(?=\.|$)")
-
-
-def is_collective(op: str) -> bool:
-    return bool(_COLLECTIVE.match(op))
 
 
 class Flame:
@@ -98,6 +94,8 @@ def by_op(calls: Iterable[Call], own: dict[tuple[int, int, int], float]) -> list
             call.op,
             {"op": call.op, "calls": 0, "forward": 0.0, "backward": 0.0, "compared": 0, "wrong": 0, "severity": 0.0},
         )
+        if is_collective(call.op):
+            row["collective"] = True
         row["calls"] += 1
         row["forward"] += own.get((call.process, call.id, 0), call.forward or 0.0) / 1e3
         row["backward"] += own.get((call.process, call.id, 1), call.backward or 0.0) / 1e3

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from ditorch_report import call_table, modules
+from ditorch_report import call_table
 from ditorch_report.packing import short
 from ditorch_report.run_folder import Row
+from ditorch_shared.collectives import is_collective
 
 _MAX_OPS = 30
 
 
 def of(calls: list[call_table.Call], own: dict[tuple[int, int, int], float], count: int) -> list[Row]:
-    """For each process: calls, wrong ones, and times in ms by phase and by op; None for collectives that none made."""
+    """For each process: calls, wrong ones, times in ms by phase and by op; None for collectives where it made none."""
     found: list[Row] = [
         {"calls": 0, "wrong": 0, "forward": 0.0, "backward": 0.0, "collectives": None, "ops": {}} for _ in range(count)
     ]
@@ -21,9 +22,11 @@ def of(calls: list[call_table.Call], own: dict[tuple[int, int, int], float], cou
         for phase, name, whole in ((0, "forward", call.forward), (1, "backward", call.backward)):
             if whole is not None:
                 time = own.get((call.process, call.id, phase), whole) / 1e3
-                part = "collectives" if modules.is_collective(call.op) else name
-                row[part] = (row[part] or 0.0) + time
-                row["ops"][call.op] = row["ops"].get(call.op, 0.0) + time
+                if is_collective(call.op):  # it waits for the other ranks: no op in which this one is slow
+                    row["collectives"] = (row["collectives"] or 0.0) + time
+                else:
+                    row[name] += time
+                    row["ops"][call.op] = row["ops"].get(call.op, 0.0) + time
     for row in found:
         ranked = sorted(row["ops"].items(), key=lambda item: -item[1])[:_MAX_OPS]
         row["ops"] = {op: short(time) for op, time in ranked}

@@ -63,6 +63,7 @@ def of(folder: RunFolder, summary: Row, name: str, pieces: dict[str, Any]) -> Ro
         "sources": sources.contexts(dict.fromkeys([*(row["where"] for row in wrong), *(one.where for one in calls)])),
     }
     parts["watch"], by_module = watch.read(folder)
+    found["alerts"] = parts["watch"]["alerts"] if parts["watch"] else []
     parts.update(by_module)
     details = list(columns.details()) if any(call.values or call.statistics for call in calls) else []
     parts.update({f"details{number}": piece for number, piece in enumerate(details)})

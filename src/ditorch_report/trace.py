@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ditorch_report.packing import Texts, differences, short
 from ditorch_report.run_folder import Row, number, pid_of, whole
+from ditorch_shared.collectives import is_collective
 
 MAX_EVENTS = 150_000  # that the page draws
 MIN_GAP = 10.0  # µs in which the device does nothing: less is what any launch costs
@@ -19,6 +20,7 @@ FORWARD, BACKWARD = 0, 1
 
 Place = tuple[str, str]  # pid and tid, as the trace has them
 Names = dict[tuple[str, Place], str]  # of processes and threads
+_Tracks = list[tuple[list["Event"], list[float]]]  # events and their starts
 
 
 @dataclass
@@ -46,6 +48,11 @@ class Track:
     name: str
     is_device: bool
     events: list[Event] = field(default_factory=list)
+
+    @property
+    def has_collectives(self) -> bool:
+        """What a device does together with those of other processes, beside its own streams."""
+        return self.is_device and self.name.endswith(" collectives")
 
 
 @dataclass
@@ -166,25 +173,24 @@ class Waits:
     def add(self, trace: Trace) -> None:
         threads = [track.events for track in trace.tracks if not track.is_device]
         began = {(event.id, event.phase): event.start for events in threads for event in events}
-        hosts = [(events, [event.start for event in events]) for events in threads]
+        hosts = _with_starts(threads)
+        collectives = _with_starts([track.events for track in trace.tracks if track.has_collectives])
         for track in trace.tracks:
-            if track.is_device and track.events:
-                self._add_track(track.events, began, hosts)
+            if track.is_device and not track.has_collectives and track.events:
+                self._add_track(track.events, began, hosts, collectives)
 
     def _add_track(
-        self,
-        events: list[Event],
-        began: dict[tuple[int, int], float],
-        hosts: list[tuple[list[Event], list[float]]],
+        self, events: list[Event], began: dict[tuple[int, int], float], hosts: _Tracks, collectives: _Tracks
     ) -> None:
         reached = events[0].start
         self.span += max(event.end for event in events) - reached
         for event in events:
             gap = event.start - reached
             if gap >= MIN_GAP:
-                is_late = began.get((event.id, event.phase), event.start) >= reached
-                cause = "host" if is_late else "queue"
-                during = _running(hosts, reached, event) if is_late else ""
+                cause, during = "collective", _running(collectives, reached, event)
+                if not during:
+                    is_late = began.get((event.id, event.phase), event.start) >= reached
+                    cause, during = ("host", _running(hosts, reached, event)) if is_late else ("queue", "")
                 total = self.found.setdefault((event.op, event.module, cause, during), [0.0, 0])
                 total[0] += gap
                 total[1] += 1
@@ -200,10 +206,14 @@ class Waits:
         ]
 
 
-def _running(hosts: list[tuple[list[Event], list[float]]], start: float, until: Event) -> str:
-    """The op in which the host was for most of the time before it called the next one; "" where in none."""
+def _with_starts(tracks: list[list[Event]]) -> _Tracks:
+    return [(events, [event.start for event in events]) for events in tracks]
+
+
+def _running(tracks: _Tracks, start: float, until: Event) -> str:
+    """The op that ran for most of the time before the next one began; "" where none did."""
     longest, name = (until.start - start) / 2, ""
-    for events, starts in hosts:
+    for events, starts in tracks:
         place = bisect.bisect_right(starts, until.start)
         for event in events[max(0, place - 8) : place]:
             within = min(event.end, until.start) - max(event.start, start)
@@ -238,7 +248,9 @@ def as_columns(traces: list[Trace], index: dict[tuple[int, int], int]) -> Row:
             }
         )
     is_wall = bool(traces) and all(trace.wall_offset is not None for trace in traces)
-    return {"tracks": found, "ops": ops.all, "unit": 0.1, "wall_zero": zero / 1e6 if is_wall else None}
+    collectives = [place for place, op in enumerate(ops.all) if is_collective(op)]
+    clock = zero / 1e6 if is_wall else None
+    return {"tracks": found, "ops": ops.all, "collectives": collectives, "unit": 0.1, "wall_zero": clock}
 
 
 def _offset(trace: Trace) -> float:

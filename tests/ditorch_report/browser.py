@@ -68,6 +68,13 @@ class Reader:
         self.page.wait_for_selector("body[data-ready]", state="attached")
         return self.page
 
+    def unnamed(self):
+        """Controls and pictures for which a screen reader has no words."""
+        heard = self.page.locator("body").aria_snapshot().splitlines()
+        return [
+            line for line in heard if line.strip(" -:") in ("button", "link", "img", "combobox", "searchbox", "table")
+        ]
+
     def go(self, address):
         """Another part of the same page."""
         self.page.evaluate("address => { delete document.body.dataset.ready; location.hash = address; }", address)

@@ -23,7 +23,7 @@ ASSETS = Path(ditorch_report.__file__).parent / "assets"
 
 def events(*rows):
     """Lines of a trace: (track, name, forward_id, start, duration)."""
-    names = {1: ("host", "MainThread"), 2: ("sim:0", "stream 0")}
+    names = {1: ("host", "MainThread"), 2: ("sim:0", "stream 0"), 3: ("sim:0", "collectives")}
     notes = [
         {"name": kind, "ph": "M", "pid": number, "tid": number, "args": {"name": name}}
         for number, pair in names.items()
@@ -61,14 +61,31 @@ def test_own_times_and_what_the_device_waited_for(tmp_path):
     assert rows == [("late", "host", "data", 0.895), ("queued", "queue", "", 0.05)]
 
 
-def test_collectives_that_no_tool_saw_have_no_time():
-    """DistributedDataParallel makes its own in C++: 0 ms would be a lie."""
+def test_a_device_that_waited_for_a_collective(tmp_path):
+    path = tmp_path / "op_elasped_info_pid1_x.json"
+    path.write_text(
+        events(
+            (2, "backward", 1, 0, 100),
+            (3, "c10d.allreduce_", 2, 90, 800),
+            (2, "step", 3, 900, 50),
+            (1, "step", 3, 895, 10),
+        )
+    )
+    waits = trace.Waits()
+    waits.add(trace.read(path))
+    assert (waits.span, waits.busy) == (950, 150)
+    rows = [(row["op"], row["cause"], row["during"], row["time"]) for row in waits.rows()]
+    assert rows == [("step", "collective", "c10d.allreduce_", 0.8)]
 
+
+@pytest.mark.parametrize("op", ["torch.distributed.distributed_c10d.all_reduce", "c10d.allreduce_"])
+def test_time_in_collectives_is_no_time_in_which_a_rank_is_slow(op):
     def call(process, op):
         return Call(process, 0, op, 0, "", "", forward=500.0)
 
-    found = ranks.of([call(0, "torch.add"), call(1, "torch.distributed.distributed_c10d.all_reduce")], {}, 2)
+    found = ranks.of([call(0, "torch.add"), call(1, op)], {}, 2)
     assert [row["collectives"] for row in found] == [None, 0.5]
+    assert [row["ops"] for row in found] == [{"torch.add": 0.5}, {}]
 
 
 def test_a_line_of_a_file_that_was_edited_is_not_shown(tmp_path):

@@ -35,10 +35,22 @@ def test_a_faulty_run(made, device):
         assert guilty.bounding_box()["y"] < 300
         assert "further off than its dtype allows" in reader.text()
         assert "runs.py" in reader.text(".verdict")
-        for address in ("accuracy", "speed", "nan", "memory", "calls", "ranks", "comparison", "conformance"):
+        for address in (
+            "overview",
+            "accuracy",
+            "speed",
+            "nan",
+            "memory",
+            "calls",
+            "ranks",
+            "comparison",
+            "conformance",
+        ):
             reader.go(address)
             assert reader.text("h1")
             assert reader.fits(), address
+            assert reader.unnamed() == [], address
+        _is_read_aloud(reader)
         _looks_at_a_call(reader)
         _zooms(reader)
         _uses_the_keyboard(reader)
@@ -56,6 +68,20 @@ def test_a_faulty_run(made, device):
         assert shown_background(reader) == "rgb(247, 247, 245)"
         assert "Calls" in reader.text("h1")
         reader.close()
+
+
+def _is_read_aloud(reader):
+    """What a screen reader makes of the first screen: landmarks, the op as a heading, tables with names."""
+    heard = reader.go("overview").locator("body").aria_snapshot()
+    for part in (
+        'navigation "Pages"',
+        'region "Verdict"',
+        'heading "torch.nn.functional.layer_norm" [level=1]',
+        'table "Where the time goes"',
+        'columnheader "share"',
+        'heading "Where the time goes" [level=2]',
+    ):
+        assert part in heard, heard
 
 
 def shown_background(reader):

@@ -101,7 +101,10 @@ def test_the_page(tmp_path, device):
     page.write(contents.of([folder]), folder / "report.html")
     with browser.chromium() as chromium:
         reader = browser.Reader(chromium, (folder / "report.html").as_uri())
-        shown = reader.open("#watch")
+        shown = reader.open()
+        assert reader.text(".verdict h1").startswith("NaN or Inf in activations (first in 1.up")
+        assert "Alert in step 3" in shown.locator(".verdict .kicker").text_content()
+        reader.go("watch")
         assert "1 alert in 6 steps" in reader.text(".lead")
         assert "NaN or Inf in activations (first in 1.up" in reader.text()
         shown.wait_for_selector(".chart canvas")

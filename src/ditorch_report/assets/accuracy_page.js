@@ -66,7 +66,7 @@ const AccuracyPage = (() => {
       columns: [
         { title: t("op"), value: (place) => rows[place].op, show: (place) => element("a", { href: Address.of("calls", { q: rows[place].op, sort: "-6" }) }, Elements.op(rows[place].op)) },
         { title: t("worst error"), value: (place) => rows[place].severity, show: (place) => Words.times(rows[place].severity), numeric: true },
-        { title: "0.001× … 1× … 1000×", value: (place) => rows[place].severity, show: bar, numeric: true, width: "30%" },
+        { title: "0.001× … 1× … 1000×", value: (place) => rows[place].severity, show: bar, numeric: true, minor: true, width: "30%" },
         { title: t("wrong"), value: (place) => rows[place].wrong, show: (place) => rows[place].wrong ? element("b", { class: "bad" }, rows[place].wrong) : "0", numeric: true },
         { title: t("compared"), value: (place) => rows[place].compared, numeric: true, minor: true },
       ],

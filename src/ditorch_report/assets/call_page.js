@@ -74,7 +74,7 @@ const CallPage = (() => {
         { title: t("error"), value: (place) => values[place][2] ?? 0, show: (place) => (values[place][2] ? Words.times(values[place][2]) : "–"), numeric: true },
         { title: t("largest difference"), value: (place) => values[place][3] ?? 0, show: (place) => Words.number(values[place][3]), numeric: true, minor: true },
         { title: t("relative"), value: (place) => values[place][4] ?? 0, show: (place) => Words.number(values[place][4]), numeric: true, minor: true },
-        { title: t("cosine"), value: (place) => extra(place, "cosine_similarity"), numeric: true, minor: true },
+        { title: t("cosine"), value: (place) => Number(extra(place, "cosine_similarity")), show: (place) => (extra(place, "cosine_similarity") ? Words.number(Number(extra(place, "cosine_similarity")), 4) : ""), numeric: true, minor: true },
         { title: t("wrong elements"), value: (place) => Number(extra(place, "bad_share")), show: (place) => (extra(place, "bad_share") ? Words.percent(Number(extra(place, "bad_share"))) : ""), numeric: true, minor: true },
       ],
     });

@@ -55,12 +55,12 @@ const CallsPage = (() => {
       return value === CallList.RIGHT ? element("span", { class: "tag good" }, list.severity[place] ? Words.times(list.severity[place]) : t("right")) : "";
     };
     return [
-      { title: t("op"), value: (place) => list.ops[list.op[place]], show: (place) => element("a", { href: Address.of(list.address(place)) }, Elements.op(list.ops[list.op[place]])), width: "22%" },
-      { title: t("call"), value: (place) => list.id[place], show: (place) => String(list.id[place]), numeric: true, minor: true, width: "5.5em" },
-      { title: t("step"), value: (place) => list.step[place], numeric: true, minor: true, width: "4.5em" },
-      { ...time("forward", t("forward"), false), width: "7em" },
-      { ...time("backward", t("backward"), true), width: "7em" },
-      { title: t("error"), value: (place) => (list.verdict[place] ? list.severity[place] : -1), show: verdict, numeric: true, width: "7em" },
+      { title: t("op"), value: (place) => list.ops[list.op[place]], show: (place) => element("a", { href: Address.of(list.address(place)) }, Elements.op(list.ops[list.op[place]])) },
+      { title: t("call"), value: (place) => list.id[place], show: (place) => String(list.id[place]), numeric: true, minor: true },
+      { title: t("step"), value: (place) => list.step[place], numeric: true, minor: true },
+      time("forward", t("forward"), false),
+      time("backward", t("backward"), true),
+      { title: t("error"), value: (place) => (list.verdict[place] ? list.severity[place] : -1), show: verdict, numeric: true },
       { title: t("module"), value: (place) => list.modules[list.module[place]], minor: true },
       { title: t("line"), value: (place) => list.wheres[list.where[place]], show: (place) => Elements.source(list.wheres[list.where[place]]), minor: true },
     ];

@@ -21,7 +21,7 @@ const ComparisonPage = (() => {
     const counts = found.counts;
     if (!first) {
       return element("div", { class: "verdict good" }, element("h2", {}, t("No divergence")),
-        element("p", { class: "lead" }, t("{0} in {1} steps agree within rounding.", Words.calls(counts.calls), counts.steps)));
+        element("p", { class: "lead" }, t("{0} agree within rounding.", Words.calls(counts.calls))));
     }
     const place = Words.place(first.where);
     return element("div", { class: "verdict wrong" },
@@ -34,7 +34,7 @@ const ComparisonPage = (() => {
         [t("module"), element("code", {}, first.module || t("outside of modules"))],
         [t("line"), element("span", {}, `${place.name} `, element("code", {}, place.text))],
         [t("where"), `${t("step {0}", first.step)}, ${t("rank {0}", first.rank)}, ${t(first.phase)}, ${first.part}${first.place}`],
-        [t("compared"), t("{0} in {1} steps", Words.calls(counts.calls), counts.steps)],
+        [t("compared"), Words.calls(counts.calls)],
         [t("runs"), found.runs.join(" | ")],
       ]));
   }
@@ -78,17 +78,21 @@ const ComparisonPage = (() => {
     const none = { calls: 0, time: 0, wrong: 0 };
     const rows = [...new Set([...a.keys(), ...b.keys()])].map((op) => ({ op, a: a.get(op) || none, b: b.get(op) || none }));
     if (!rows.length) return null;
+    const timed = [first, second].every((run) => run.ops.some((row) => row.forward + row.backward > 0));
     const column = (title, value, show, minor = false) => ({ title, value: (place) => value(rows[place]), show: (place) => show(value(rows[place])), numeric: true, minor });
     return Elements.section(t("Op by op: {0} | {1}", first.name, second.name), new Table.SortedTable({
-      label: t("Op by op: {0} | {1}", first.name, second.name), name: "both-", rows: Table.places(rows), sort: "-4",
+      label: t("Op by op: {0} | {1}", first.name, second.name), name: "both-", rows: Table.places(rows), sort: timed ? "-4" : "-2",
       columns: [
         { title: t("op"), value: (place) => rows[place].op, show: (place) => Elements.op(rows[place].op) },
-        column(`${t("time")} A`, (row) => row.a.time, Words.milliseconds, true),
-        column(`${t("time")} B`, (row) => row.b.time, Words.milliseconds, true),
-        column("B − A", (row) => row.b.time - row.a.time, (value) => (value < 0 ? `−${Words.milliseconds(-value)}` : Words.milliseconds(value))),
+        ...(timed ? [
+          column(`${t("time")} A`, (row) => row.a.time, Words.milliseconds, true),
+          column(`${t("time")} B`, (row) => row.b.time, Words.milliseconds, true),
+          column("B − A", (row) => row.b.time - row.a.time, (value) => (value < 0 ? `−${Words.milliseconds(-value)}` : Words.milliseconds(value))),
+        ] : []),
         column(`${t("calls")} A`, (row) => row.a.calls, Words.count, true),
         column(`${t("calls")} B`, (row) => row.b.calls, Words.count, true),
-        column(`${t("wrong")} A | B`, (row) => row.a.wrong + row.b.wrong, (value) => String(value)),
+        column(`${t("wrong")} A`, (row) => row.a.wrong, Words.count),
+        column(`${t("wrong")} B`, (row) => row.b.wrong, Words.count),
       ],
     }).root);
   }

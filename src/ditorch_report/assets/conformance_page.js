@@ -31,7 +31,7 @@ const ConformancePage = (() => {
     };
     const share = (dtype) => (number) => (rows[number][1][dtype] ? rows[number][1][dtype][0] / rows[number][1][dtype][1] : 2);
     const table = new Table.SortedTable({
-      label: t("Ops and dtypes: passed of run"), name: `matrix${place}-`, rows: Table.places(rows),
+      label: t("Ops and dtypes: passed of run"), name: `matrix${place}-`, rows: Table.places(rows), wraps: true,
       columns: [
         { title: t("op"), value: (number) => rows[number][0], width: "16em" },
         ...found.dtypes.map((dtype) => ({ title: dtype, value: share(dtype), show: cell(dtype), numeric: true, width: "6.5em" })),
@@ -47,11 +47,11 @@ const ConformancePage = (() => {
 
   function causes(rows, place) {
     return Elements.section(t("Causes"), new Table.SortedTable({
-      label: t("Causes"), name: `cause${place}-`, rows: Table.places(rows),
+      label: t("Causes"), name: `cause${place}-`, rows: Table.places(rows), wraps: true,
       columns: [
-        { title: t("cases"), value: (number) => rows[number].cases, numeric: true, width: "5em" },
-        { title: t("kind"), value: (number) => rows[number].kind, width: "12%" },
-        { title: t("message"), value: (number) => rows[number].message, width: "50%" },
+        { title: t("cases"), value: (number) => rows[number].cases, numeric: true },
+        { title: t("kind"), value: (number) => rows[number].kind },
+        { title: t("message"), value: (number) => rows[number].message },
         { title: t("smallest reproducer"), value: (number) => rows[number].reproducer, minor: true },
       ],
     }).root);
@@ -59,10 +59,10 @@ const ConformancePage = (() => {
 
   function failed(rows, place) {
     const titles = [t("case"), t("status"), t("kind"), t("message"), t("where")];
-    const widths = ["26%", "10%", "12%", "36%", ""];
     return Elements.section(t("Cases that did not pass"), new Table.SortedTable({
-      label: t("Cases that did not pass"), name: `case${place}-`, rows: Table.places(rows),
-      columns: titles.map((title, column) => ({ title, value: (number) => rows[number][column], minor: column > 1, width: widths[column] })),
+      label: t("Cases that did not pass"), name: `case${place}-`, rows: Table.places(rows), wraps: true,
+      columns: titles.map((title, column) => ({ title, value: (number) => rows[number][column], minor: column > 1 }))
+        .filter((_, column) => rows.some((row) => row[column])),
     }).root);
   }
 

@@ -4,6 +4,8 @@ const LineChart = (() => {
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const palette = () => ["--forward", "--collectives", "--good", "--backward", "--bad", "--accent"].map(style);
 
+  const WHOLE = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((one) => one * 10 ** power)); // between ticks on steps
+
   const axis = (more = {}) => ({ stroke: style("--muted"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") }, ...more });
 
   // lines: [{label, x: [], y: []}], each with its own x; x in seconds
@@ -12,7 +14,7 @@ const LineChart = (() => {
     return chartOf({ lines, show, label, from, follow, name: t("time"), showX: (value) => Words.milliseconds(value * 1000) });
   }
 
-  function chartOf({ lines, show, label, name, showX, from = 0, follow = null, plugins = [] }) {
+  function chartOf({ lines, show, label, name, showX, from = 0, follow = null, plugins = [], ticks = {} }) {
     const moments = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
     const columns = lines.map((line) => {
       const known = new Map(line.x.map((moment, place) => [moment, line.y[place]]));
@@ -24,7 +26,7 @@ const LineChart = (() => {
       plugins,
       scales: { x: { time: false } },
       padding: follow ? [8, 0, 0, 0] : [8, 16, 0, 0],
-      axes: [axis({ space: 80, values: (_, ticks) => ticks.map(showX) }), axis({ size: follow ? 135 : 70, values: (_, ticks) => ticks.map(show) })],
+      axes: [axis({ space: 80, ...ticks, values: (_, ticks) => ticks.map(showX) }), axis({ size: follow ? 135 : 70, values: (_, ticks) => ticks.map(show) })],
       series: [
         { label: name, value: (_, value) => (value === null ? "–" : showX(value)) },
         ...lines.map((line, place) => ({
@@ -43,7 +45,7 @@ const LineChart = (() => {
 
   // figures of training steps; `marks`: steps that have a line of their own
   function overSteps({ lines, show, label, marks = [] }) {
-    return chartOf({ lines, show, label, name: t("step"), showX: (value) => Words.count(value), plugins: marks.length ? [marked(marks)] : [] });
+    return chartOf({ lines, show, label, name: t("step"), showX: (value) => Words.count(value), ticks: { incrs: WHOLE }, plugins: marks.length ? [marked(marks)] : [] });
   }
 
   function marked(steps) {

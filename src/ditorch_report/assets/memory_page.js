@@ -16,19 +16,26 @@ const MemoryPage = (() => {
     if (!memory) return [title, Elements.missing(t("Memory was not sampled in this run."), "--monitor", run)];
     const from = Math.min(...memory.map((one) => one.time[0]));
     const charts = FIGURES.map(([name, text, show]) => {
-      const lines = lined(memory, name);
+      const lines = lined(memory, name, run);
       return lines.length ? Elements.section(t(text), LineChart.overTime({ lines, show, from, label: t(text) })) : null;
     });
     return [title, usageTable(run), charts];
   }
 
-  function lined(memory, name) {
-    return memory.filter((one) => (one[name] || []).some((value) => value !== null))
-      .map((one) => ({ label: t("rank {0}", one.rank), x: one.time, y: one[name] }));
+  function lined(memory, name, run) {
+    const known = memory.filter((one) => (one[name] || []).some((value) => value !== null));
+    if (name === "device_reserved" && known.every((one) => String(one[name]) === String(one.device_memory))) return [];
+    return known.map((one) => ({ label: named(one, run), x: one.time, y: one[name] }));
+  }
+
+  // a launcher is a process without a rank of its own
+  function named(one, run) {
+    const trains = !run.table.length || run.table.some((process) => process.pid === one.pid && process.host === one.host);
+    return trains ? t("rank {0}", one.rank) : `${t("launcher")}, pid ${one.pid}`;
   }
 
   // the parts of it that lie under a time line
-  function under(memory, from, line) {
+  function under(memory, from, line, run) {
     const seconds = line.end / 1e6;
     const within = memory.map((one) => {
       const places = one.time.map((_, place) => place).filter((place) => one.time[place] >= from - 2 && one.time[place] <= from + seconds + 2);
@@ -36,7 +43,7 @@ const MemoryPage = (() => {
       return { ...one, ...part, time: places.map((place) => one.time[place]) };
     });
     return FIGURES.map(([name, text, show]) => {
-      const lines = lined(within, name);
+      const lines = lined(within, name, run);
       return lines.length ? [element("h3", {}, t(text)), LineChart.overTime({ lines, show, from, label: t(text), follow: line })] : null;
     });
   }

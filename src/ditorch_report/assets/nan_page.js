@@ -52,7 +52,7 @@ const NanPage = (() => {
       label: t("How it spread"), name: "spread-", rows: Table.places(rows),
       open: (place) => { if (list && rows[place].call >= 0) location.hash = Address.of(list.address(rows[place].call)); },
       columns: [
-        { title: "#", value: (place) => rows[place].order, numeric: true, width: "4em" },
+        { title: "#", value: (place) => rows[place].order, numeric: true },
         { title: t("op"), value: (place) => rows[place].name, show: (place) => Elements.op(rows[place].name) },
         { title: t("role"), value: role, show: (place) => element("span", { class: rows[place].role === "made" ? "bad" : "" }, role(place)) },
         { title: t("phase"), value: (place) => t(rows[place].phase), minor: true },

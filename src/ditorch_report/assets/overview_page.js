@@ -21,7 +21,7 @@ const OverviewPage = (() => {
 
   function verdict(run, list) {
     const worst = run.wrong[0];
-    if (!worst) return healthy(run);
+    if (!worst) return run.alerts.length ? alerted(run) : healthy(run);
     const address = list && worst.call >= 0 ? Address.of(list.address(worst.call)) : null;
     const place = Words.place(worst.where);
     return element("div", { class: "verdict wrong", role: "region", "aria-label": t("Verdict") },
@@ -36,7 +36,29 @@ const OverviewPage = (() => {
       ]),
       element("p", { class: "actions" },
         address ? element("a", { class: "button", href: address }, t("Look at this call")) : null,
-        element("a", { class: "button quiet", href: Address.of("accuracy") }, t("All that is wrong"))));
+        element("a", { class: "button quiet", href: Address.of(worst.tool === "OpOverflowCheck" ? "nan" : "accuracy") }, t("All that is wrong"))),
+      typeNext(run));
+  }
+
+  // the watch's first alert: it is what the others follow from
+  function alerted(run) {
+    const first = run.alerts[0];
+    const others = run.alerts.length - 1;
+    return element("div", { class: "verdict wrong", role: "region", "aria-label": t("Verdict") },
+      element("p", { class: "kicker" }, t("Alert in step {0}", first.step)),
+      element("h1", { class: "guilty" }, first.text),
+      Elements.definitions([
+        [t("module"), first.module ? element("code", {}, first.module) : null],
+        [t("rule"), first.rule],
+        [t("more alerts"), others ? Words.count(others) : null],
+      ]),
+      element("p", { class: "actions" }, element("a", { class: "button", href: Address.of("watch") }, t("Look at the curves"))),
+      typeNext(run));
+  }
+
+  function typeNext(run) {
+    const [command] = run.next || [];
+    return command ? [element("p", { class: "then" }, t("Type next:")), Elements.command(command)] : null;
   }
 
   function ranks(run, row) {
@@ -77,6 +99,7 @@ const OverviewPage = (() => {
       compared ? [t("wrong calls"), Words.count(wrong), "accuracy", wrong ? "bad" : "good"] : null,
       time ? [t("time in ops"), Words.milliseconds(time), "speed", ""] : null,
       waits ? [t("device idle"), Words.percent(1 - waits.busy / waits.span), "speed", ""] : null,
+      run.alerts.length ? [t("alerts"), Words.count(run.alerts.length), "watch", "bad"] : null,
       peak ? [t("memory peak"), Words.bytes(peak), "memory", ""] : null,
       [t("ranks"), Words.count(Math.max(1, run.table.length)), "ranks", ""],
     ];
@@ -100,7 +123,7 @@ const OverviewPage = (() => {
         { title: t("calls"), value: (place) => rows[place].calls, numeric: true, minor: true },
         { title: t("module"), value: (place) => rows[place].module, minor: true },
         { title: t("line"), value: (place) => rows[place].where, show: (place) => Elements.source(rows[place].where), minor: true },
-        { title: t("why"), value: (place) => Words.reason(rows[place].reason), minor: true, width: "24%" },
+        { title: t("why"), value: (place) => Words.reason(rows[place].reason), minor: true },
       ],
     }).root;
   }
@@ -119,7 +142,7 @@ const OverviewPage = (() => {
       const bar = (time, kind) => element("i", { class: kind, style: { width: `${(100 * time) / most}%` } });
       return element("tr", {},
         element("th", { scope: "row" }, element("a", { href: Address.of("calls", { q: row.op }) }, Elements.op(row.op))),
-        element("td", { class: "bar-cell", "aria-hidden": "true" }, element("div", { class: "time-bar" }, bar(row.forward, "forward"), bar(row.backward, "backward"))),
+        element("td", { class: "bar-cell", "aria-hidden": "true" }, element("div", { class: "time-bar" }, bar(row.forward, row.collective ? "collectives" : "forward"), bar(row.backward, "backward"))),
         element("td", { class: "number" }, Words.milliseconds(row.forward + row.backward)),
         element("td", { class: "number" }, Words.percent((row.forward + row.backward) / all)),
         element("td", { class: "number minor" }, Words.calls(row.calls)));
@@ -127,18 +150,20 @@ const OverviewPage = (() => {
     const head = [t("op"), "", t("time"), t("share"), t("calls")].map((text, place) =>
       element("th", { scope: "col", class: place > 1 ? (place === 4 ? "number minor" : "number") : null }, text));
     return Elements.section(t("Where the time goes"),
-      element("p", { class: "legend" }, element("span", {}, element("i", { class: "forward" }), t("forward")), element("span", {}, element("i", { class: "backward" }), t("backward"))),
-      element("table", { class: "bars" }, element("thead", {}, element("tr", {}, head)), element("tbody", {}, bars)));
+      element("p", { class: "legend" }, element("span", {}, element("i", { class: "forward" }), t("forward")), element("span", {}, element("i", { class: "backward" }), t("backward")),
+        rows.some((row) => row.collective) ? element("span", {}, element("i", { class: "collectives" }), t("collectives")) : null),
+      element("table", { class: "bars", "aria-label": t("Where the time goes") }, element("thead", {}, element("tr", {}, head)), element("tbody", {}, bars)));
   }
 
   function notLookedAt(run) {
     const rows = run.not_looked_at || [];
     if (!rows.length) return null;
     return Elements.section(t("Not looked at"), new Table.SortedTable({
-      label: t("Not looked at"), name: "left-", rows: Table.places(rows),
+      label: t("Not looked at"), name: "left-", wraps: true, rows: Table.places(rows),
       columns: [
         { title: t("what"), value: (place) => rows[place].what },
         { title: t("calls"), value: (place) => rows[place].calls, show: (place) => rows[place].calls || "", numeric: true },
+        { title: t("share"), value: (place) => rows[place].share || 0, show: (place) => rows[place].share ? Words.percent(rows[place].share) : "", numeric: true },
         { title: t("why"), value: (place) => rows[place].reason },
         { title: t("tool"), value: (place) => rows[place].tool, minor: true },
       ],
@@ -146,7 +171,8 @@ const OverviewPage = (() => {
   }
 
   function next(run) {
-    const commands = run.next || [];
+    const all = (run.next || []).filter((text) => !text.startsWith("ditorch report")); // that is this page
+    const commands = all.slice(run.wrong.length || run.alerts.length ? 1 : 0); // the verdict has the first
     return commands.length ? Elements.section(t("What to type next"), commands.map(Elements.command)) : null;
   }
 

@@ -2,6 +2,7 @@
 // Ranks side by side: the same figures of every process, and which op takes longer on one than on the others.
 const RanksPage = (() => {
   const MAX_OPS = 12;
+  const SLOWER = 1.1;
 
   async function draw(run) {
     const title = element("h1", {}, t("Ranks"));
@@ -24,15 +25,27 @@ const RanksPage = (() => {
         number("memory", t("memory peak"), (value) => (value ? Words.bytes(value) : "–"), true),
       ],
     });
-    return [title, table.root, unseen(rows), rows.length > 1 ? opTable(rows) : null];
+    return [title, said(rows).map((text) => element("p", { class: "lead" }, text)), table.root, rows.length > 1 ? opTable(rows) : null];
   }
 
-  // DDP calls the process group from C++: there is no call that a tool could see.
-  function unseen(rows) {
-    const timed = rows.some((row) => row.forward > 0);
-    if (rows.length < 2 || !timed || rows.some((row) => row.collectives !== null)) return null;
-    return element("p", { class: "missing" }, t("No collective was seen: DistributedDataParallel makes its own in C++, where no tool sees them. Their time is part of the backward pass and of what ops wait for."));
+  // what an engineer would look for in the table: is it one rank, and which?
+  function said(rows) {
+    const found = [];
+    const bad = rows.filter((row) => row.wrong);
+    if (rows.length < 2) return found;
+    if (bad.length === rows.length) found.push(t("All ranks have wrong calls: the op is wrong, not one card."));
+    else if (bad.length) found.push(t("Wrong calls on rank {0} only: look at that card and its machine first.", bad.map((row) => row.rank).join(", ")));
+    const own = rows.map((row) => row.forward + row.backward);
+    const slowest = own.indexOf(Math.max(...own));
+    const others = median(own.filter((_, place) => place !== slowest));
+    if (others > 0 && own[slowest] > SLOWER * others) {
+      found.push(t("Rank {0} is the slowest: {1} in its own ops, {2} the others' median.", rows[slowest].rank, Words.milliseconds(own[slowest]), Words.times(own[slowest] / others)));
+    }
+    if (rows.some((row) => row.collectives)) found.push(t("Time in collectives has the waiting for other ranks in it: the rank with the least is the one that the others wait for."));
+    return found;
   }
+
+  const median = (values) => [...values].sort((a, b) => a - b)[Math.floor((values.length - 1) / 2)] || 0;
 
   function facts(run, process) {
     const record = (run.processes || []).find((one) => one.pid === process.pid && one.host === process.host) || {};

@@ -14,36 +14,38 @@ const SpeedPage = (() => {
       Elements.section(t("By module and op"),
         element("p", { class: "legend" }, ["forward", "backward", "collectives"].map((name) => element("span", {}, element("i", { class: name }), t(name)))),
         FlameGraph.draw(flame)),
-      trace && trace.tracks.length ? timeLine(trace, list, memory) : null,
       waits ? waited(waits) : null,
+      trace && trace.tracks.length ? timeLine(trace, list, memory, run) : null,
       Elements.section(t("Op by op"), opTable(run)),
     ];
   }
 
-  function timeLine(trace, list, memory) {
+  function timeLine(trace, list, memory, run) {
     const line = TimeLine.draw(trace, list);
     const left = trace.tracks.reduce((sum, track) => sum + track.left_out, 0);
     return Elements.section(t("Time line"), line.element,
       left ? element("p", { class: "note" }, t("{0} later events are not drawn; the trace file in the run's folder has them.", Words.count(left))) : null,
-      memory && trace.wall_zero !== null ? MemoryPage.under(memory, trace.wall_zero, line) : null);
+      memory && trace.wall_zero !== null ? MemoryPage.under(memory, trace.wall_zero, line, run) : null);
   }
 
   function waited(waits) {
     const idle = waits.span - waits.busy;
     const rows = waits.rows;
-    const why = (row) => (row.cause === "host"
-      ? row.during ? t("the host, which was in {0}", Words.shortOp(row.during)) : t("the host, which was between ops: Python, data, other tools")
-      : t("something else on the device: a copy, another stream, a collective"));
+    const why = (row) => {
+      if (row.cause === "collective") return t("a collective: {0}", Words.shortOp(row.during));
+      if (row.cause === "queue") return t("something else on the device: a copy, another stream");
+      return row.during ? t("the host, which was in {0}", Words.shortOp(row.during)) : t("the host, between two ops");
+    };
     return Elements.section(t("What the device waited for"),
       element("p", {}, t("The device was idle for {0} of {1} ({2}).", Words.milliseconds(idle), Words.milliseconds(waits.span), Words.percent(idle / waits.span)),
-        " ", t("Tools that compare make the host slow: measure with --time alone.")),
+        " ", t("Between two ops the host is in Python: data loading, logging, other tools. Tools that compare make it slow: measure with --time alone.")),
       rows.length ? new Table.SortedTable({
         label: t("What the device waited for"), name: "wait-", rows: Table.places(rows),
         columns: [
-          { title: t("before the op"), value: (place) => rows[place].op, show: (place) => Elements.op(rows[place].op), width: "20%" },
+          { title: t("before the op"), value: (place) => rows[place].op, show: (place) => Elements.op(rows[place].op) },
           { title: t("idle"), value: (place) => rows[place].time, show: (place) => Words.milliseconds(rows[place].time), numeric: true },
           { title: t("times"), value: (place) => rows[place].times, numeric: true, minor: true },
-          { title: t("it waited for"), value: (place) => why(rows[place]), width: "36%" },
+          { title: t("it waited for"), value: (place) => why(rows[place]) },
           { title: t("module"), value: (place) => rows[place].module, minor: true },
         ],
       }).root : null);

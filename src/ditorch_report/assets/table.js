@@ -2,15 +2,19 @@
 // Table: a real table that sorts by its columns, and holds only the rows that can be seen, however many there are.
 //
 // A column is {title, value: place => number or text, show: place => text or element, numeric, minor, width}; `minor`
-// ones are left out on a phone. Rows are places in the caller's data.
+// ones are left out on a phone; without a width, it is as wide as its texts ask for. Rows are places in the caller's data.
+// `wraps`: long texts go on in the next line.
 const Table = (() => {
   const ROW_HEIGHT = 34;
   const SPARE_ROWS = 12;
   const FEW_ROWS = 30; // need no window of their own
+  const SAMPLED_ROWS = 40; // whose texts decide how wide columns are
+  const SHORT = 18; // letters
+  const NARROW = "(max-width: 860px)"; // as in report.css
 
   class SortedTable {
-    constructor({ label, columns, rows, sort = "", open = null, name = "" }) {
-      Object.assign(this, { label, columns, open, name, source: rows });
+    constructor({ label, columns, rows, sort = "", open = null, name = "", wraps = false }) {
+      Object.assign(this, { label, columns, open, name, wraps, source: rows });
       this.sorted = Address.read().query.get(`${name}sort`) ?? sort;
       this.selected = -1;
       this.head = element("thead");
@@ -20,15 +24,38 @@ const Table = (() => {
       this.root.addEventListener("scroll", () => this.draw(), { passive: true });
       this.root.addEventListener("keydown", (event) => this.key(event));
       this.body.addEventListener("click", (event) => this.click(event));
-      this.drawHead();
       this.update(rows);
     }
 
+    // Columns of short texts get what these need, those of long ones share the rest; where none is long, all share it.
+    widthsFor(rows) {
+      const every = Math.max(1, Math.floor(rows.length / SAMPLED_ROWS));
+      const sampled = Array.from(rows).filter((_, number) => number % every === 0);
+      const letters = this.columns.map((column) => {
+        const shown = sampled.map((place) => (column.show ? column.show(place) : column.value(place)));
+        const lengths = shown.map((one) => lettersOf(one instanceof Node ? one.textContent : String(one)));
+        return Math.max(lettersOf(column.title) + 2, ...lengths);
+      });
+      const narrow = matchMedia(NARROW).matches;
+      const shared = letters.filter((_, number) => !this.columns[number].width && !(narrow && this.columns[number].minor));
+      const all = shared.reduce((sum, count) => sum + count + 3, 0);
+      const given = this.columns.reduce((sum, column) => sum + ((column.width || "").endsWith("%") ? parseFloat(column.width) : 0), 0);
+      return letters.map((count) => {
+        if (shared.every((one) => one <= SHORT)) return `${((100 - given) * (count + 3)) / all}%`;
+        return count > SHORT ? "" : `calc(${count} * 0.62em + 26px)`;
+      });
+    }
+
     update(rows) {
+      if (!this.widths || !this.source.length) {
+        this.widths = this.widthsFor(rows);
+        this.drawHead();
+      }
       this.source = rows;
       this.rows = this.order(rows);
       this.table.setAttribute("aria-rowcount", this.rows.length + 1);
       this.root.classList.toggle("tall", this.rows.length > FEW_ROWS);
+      this.root.classList.toggle("wraps", this.wraps && this.rows.length <= FEW_ROWS); // else rows have one height
       this.first = this.last = -1;
       this.root.scrollTop = 0;
       this.selected = -1;
@@ -53,8 +80,7 @@ const Table = (() => {
         const mark = sorted ? (falling ? " ↓" : " ↑") : "";
         const button = element("button", { type: "button", onclick: () => this.sort(number) }, column.title + mark);
         const cell = element("th", { scope: "col", "aria-sort": state, class: classes(column) }, button);
-        const width = column.width || (column.numeric ? "8em" : "");
-        if (width) cell.style.width = width;
+        cell.style.width = column.width || this.widths[number];
         return cell;
       });
       Elements.replace(this.head, element("tr", { "aria-rowindex": 1 }, cells));
@@ -132,6 +158,9 @@ const Table = (() => {
       this.draw();
     }
   }
+
+  // Chinese ones take the room of two
+  const lettersOf = (text) => text.length + (text.match(/[\u3000-\uffff]/g) || []).length;
 
   // of texts: the place of each among the distinct ones, so that numbers are compared
   function ranks(texts) {

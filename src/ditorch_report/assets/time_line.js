@@ -9,6 +9,7 @@ const TimeLine = (() => {
     constructor(data, list) {
       this.data = data;
       this.list = list;
+      this.collectives = new Set(data.collectives);
       this.tracks = data.tracks.map((track) => decoded(track, data.unit));
       this.end = Math.max(...this.tracks.map((track) => track.until), 1);
       this.canvas = element("canvas", {
@@ -136,7 +137,7 @@ const TimeLine = (() => {
     kind(track, place) {
       const call = track.call[place];
       if (call >= 0 && this.list && this.list.verdict[call] === CallList.WRONG) return 3;
-      return /^torch\.(distributed|ops\._?c10d)/.test(this.data.ops[track.op[place]]) ? 2 : track.phase[place];
+      return this.collectives.has(track.op[place]) ? 2 : track.phase[place];
     }
 
     at(event) {
@@ -159,7 +160,7 @@ const TimeLine = (() => {
       const { track, place } = found;
       const call = track.call[place];
       const module = this.list && call >= 0 ? this.list.modules[this.list.module[call]] : "";
-      const phase = t(track.phase[place] ? "backward" : "forward");
+      const phase = t(["forward", "backward", "collective"][this.collectives.has(track.op[place]) ? 2 : track.phase[place]]);
       this.told.textContent = `${this.data.ops[track.op[place]]}, ${phase}, ${Words.time(track.duration[place])}${module ? `, ${module}` : ""}`;
     }
 

@@ -31,12 +31,12 @@ const WatchPage = (() => {
 
   function alertTable(rows) {
     return Elements.section(t("Alerts"), new Table.SortedTable({
-      label: t("Alerts"), name: "alert-", rows: Table.places(rows),
+      label: t("Alerts"), name: "alert-", wraps: true, rows: Table.places(rows),
       columns: [
-        { title: t("rule"), value: (place) => rows[place].rule, show: (place) => element("span", { class: "tag bad" }, rows[place].rule), width: "7em" },
+        { title: t("rule"), value: (place) => rows[place].rule, show: (place) => element("span", { class: "tag bad" }, rows[place].rule) },
         { title: t("step"), value: (place) => rows[place].step, numeric: true },
         { title: t("what"), value: (place) => rows[place].text },
-        { title: t("module"), value: (place) => rows[place].module, minor: true, width: "16%" },
+        { title: t("module"), value: (place) => rows[place].module, minor: true },
         { title: t("rank"), value: (place) => rows[place].rank, numeric: true, minor: true },
       ],
     }).root);

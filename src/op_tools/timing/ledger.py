@@ -6,10 +6,13 @@ import threading
 from pathlib import Path
 from typing import Any, Callable
 
+import torch
+
 from op_tools.core.call import OpCall
 from op_tools.device import failure
 from op_tools.output import csv_files
 from op_tools.timing import signature
+from op_tools.timing.collectives import Collective, Collectives
 from op_tools.timing.timer import Span, Timer
 from op_tools.timing.trace import TraceFile
 
@@ -88,16 +91,26 @@ class Total:
     def own(self) -> float:
         return self.forward + self.backward
 
+    def add(self, other: Total) -> None:
+        self.calls += other.calls
+        self.forward += other.forward
+        self.backward += other.backward
+        self.all_in_all += other.all_in_all
+        self.has_inner |= other.has_inner
+
 
 class Book:
     """A table, a trace and sums of times. Takes in what its timer has, now and then; one thread at a time."""
 
     timer: Any
 
-    def __init__(self, csv: Path, most_rows: int, most_events: int) -> None:
+    def __init__(self, csv: Path, most_rows: int, most_events: int, collectives: Collectives) -> None:
         self.rows = csv_files.CsvFile(csv, COLUMNS, most_rows)
         self.trace = TraceFile(csv.with_suffix(".json"), most_events)
         self.totals: dict[str, Total] = {}
+        self.collectives = collectives
+        self._of_collectives: dict[str, Total] = {}
+        self._latest_end: dict[str, float] = {}  # of collectives on a device, µs
         self._reading = threading.Lock()
 
     def begin(self, call: OpCall) -> Any:
@@ -114,10 +127,13 @@ class Book:
 
     def close(self) -> None:
         """Waits for the device and writes everything."""
+        self.collectives.stop()
         self.timer.close()
         with failure.tolerated():
             self.read(everything=True)
         self.sum_up()
+        for name, total in self._of_collectives.items():
+            self.totals.setdefault(name, Total()).add(total)
         self.rows.close()
         self.trace.close()
 
@@ -126,11 +142,36 @@ class Book:
         if self._reading.acquire(blocking=everything):
             try:
                 self.take(everything)
+                for collective in self.collectives.take(everything):
+                    self._take_collective(collective)
             finally:
                 self._reading.release()
 
+    def _take_collective(self, collective: Collective) -> None:
+        """One after the other: a collective that waits for its turn takes no time yet."""
+        call, began, ended = collective.call, *collective.read()
+        device = self.name_of(collective.device)
+        began = max(began, self._latest_end.get(device, began))
+        ended = self._latest_end[device] = max(began, ended)
+        elapsed = (ended - began) / 1e3
+        self._of_collectives.setdefault(call.name, Total()).add(Total(1, elapsed, 0.0, elapsed))
+        if not self.trace.ended:
+            notes = self.trace.notes(call.id, call.where.module)
+            thread = self.trace.thread(collective.thread)
+            self.trace.add(call.name, "forward", thread, collective.began / 1e3, collective.host * 1e3, notes)
+            self.trace.add(call.name, "forward", self.trace.collectives(device), began, ended - began, notes)
+        cell = csv_files.cell
+        self.rows.add(
+            f"{cell(call.name)},{call.id},{_as_text(elapsed)},,ms,{cell(collective.inputs)},,,,"
+            f"{_as_text(collective.host)},,{call.step},{cell(call.where.module)},{cell(call.where.line())}"
+        )
+
     def take(self, everything: bool) -> None:
         raise NotImplementedError
+
+    def name_of(self, device: torch.device) -> str:
+        """As the timer calls it."""
+        return str(device)
 
     def sum_up(self) -> None:
         """Everything has been read."""
@@ -140,9 +181,14 @@ class Ledger(Book):
     """The ledger in Python. `row_written` is called with each row."""
 
     def __init__(
-        self, csv: Path, most_rows: int, most_events: int, row_written: Callable[[tuple[str, ...]], None]
+        self,
+        csv: Path,
+        most_rows: int,
+        most_events: int,
+        collectives: Collectives,
+        row_written: Callable[[tuple[str, ...]], None],
     ) -> None:
-        super().__init__(csv, most_rows, most_events)
+        super().__init__(csv, most_rows, most_events, collectives)
         self.timer: Timer = Timer()
         self._row_written = row_written
         self._waiting: dict[int, Timing] = {}

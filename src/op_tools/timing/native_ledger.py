@@ -8,21 +8,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Callable
 
-from op_tools.core import route, where
+import torch
+
+from op_tools.core import graphs, route, where
 from op_tools.core.call import OpCall, ids
 from op_tools.core.steps import STEPS
 from op_tools.device import failure, progress
 from op_tools.device.progress import Asked, Line
 from op_tools.output.writer import Writer
 from op_tools.timing import ledger, signature
+from op_tools.timing.collectives import Collectives
 from op_tools.timing.ledger import Book, Total
 
 
 class NativeLedger(Book):
     """What ledger.Ledger is in Python."""
 
-    def __init__(self, helper: Any, csv: Path, most_rows: int, most_events: int) -> None:
-        super().__init__(csv, most_rows, most_events)
+    def __init__(self, helper: Any, csv: Path, most_rows: int, most_events: int, collectives: Collectives) -> None:
+        super().__init__(csv, most_rows, most_events, collectives)
         self._reader = Writer("OpTimeMeasure", is_excused=failure.is_noticed)
         self._helper = helper
         self.timer = helper.Timer(
@@ -72,6 +75,11 @@ class NativeLedger(Book):
         rows, row_count, lines, line_count = self.timer.fetch()
         self.rows.add_lines(rows, row_count)
         self.trace.add_lines(lines, line_count)
+
+    def name_of(self, device: torch.device) -> str:
+        """C++ knows the accelerator by its own name, also where ditorch calls it cuda."""
+        is_redirected = device.type == "cuda" and not graphs.HAS_CUDA
+        return f"{torch._C._get_privateuse1_backend_name()}:{device.index}" if is_redirected else str(device)
 
     def sum_up(self) -> None:
         self.totals = {name: Total(*sums) for name, sums in self.timer.totals().items()}

@@ -18,13 +18,16 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Callable, Optional
 
+from ditorch_shared.collectives import is_collective
 from op_tools import native, settings
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
+from op_tools.core.plan import announce_applied
 from op_tools.core.tool import Tool
 from op_tools.errors import SettingError
 from op_tools.output import messages, paths, tables
 from op_tools.output.results import Results
+from op_tools.timing.collectives import Collectives
 from op_tools.timing.ledger import COLUMNS, Book, Ledger, Timing, Total
 from op_tools.timing.native_ledger import NativeLedger
 from op_tools.timing.timer import Span
@@ -48,6 +51,7 @@ class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Span]):
         super().__init__(**arguments)
         self._trace_events = trace_events
         self._ledger: Book
+        self._collectives: Collectives
         self._shown: deque[tuple[str, ...]] = deque(maxlen=0)
 
     def started(self) -> None:
@@ -57,25 +61,30 @@ class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Span]):
             raise SettingError(f"trace_events={events!r} cannot be used: it must be a whole number, 0 or above")
         self._shown = deque(maxlen=most if self.verbose == 2 else 0)
         path = paths.time_measure_csv(self.out)
+        collectives = self._collectives = Collectives(self._wants_collective)
         # at level 2 each backward is shown when its gradients have flowed, which takes Python anyway
         helper = native.library() if self.verbose < 2 else None
         if helper is None:
-            self._ledger = Ledger(path, most, events, self._shown.append)
+            self._ledger = Ledger(path, most, events, collectives, self._shown.append)
         else:
-            self._ledger = NativeLedger(helper, path, most, events)
+            self._ledger = NativeLedger(helper, path, most, events, collectives)
+        collectives.start()
 
     def collected(self) -> Results:
         """Sums for every op in ms, the one that took most first. What ops inside an op took is theirs."""
         written = [one.path for one in (self._ledger.rows, self._ledger.trace) if one.written]
         totals = self._ledger.totals
         rows = _rows(totals)
-        return Results("OpTimeMeasure", _SUMMED, rows, sum(row[1] for row in rows), files=map(str, written))
+        calls, not_seen = sum(row[1] for row in rows), self._collectives.not_seen()
+        return Results("OpTimeMeasure", _SUMMED, rows, calls, not_seen, map(str, written))
 
     def stopped(self) -> None:
         ledger = self._ledger
         ledger.close()
         if self.verbose >= 1 and ledger.totals:
             messages.say(_summary(ledger.totals))
+        for what, count, reason in self._collectives.not_seen() if self.verbose >= 1 else ():
+            messages.complain(f"OpTimeMeasure did not measure {count or ''} {what}: {reason}".replace("  ", " "))
         if self._shown:
             messages.say(tables.table(COLUMNS[:5], self._shown))
         if self.verbose >= 1 and ledger.rows.written:
@@ -84,22 +93,36 @@ class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Span]):
             messages.say(f"op trace for https://ui.perfetto.dev saved to {paths.shown(ledger.trace.path)}")
 
     def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any] | None:
-        return self._ledger.shortcut(name, report, otherwise)
+        return None if is_collective(name) else self._ledger.shortcut(name, report, otherwise)
+
+    def _wants_collective(self, name: str) -> bool:
+        """Whether those that the program does not call by a Python function of torch's are measured, too."""
+        wants = self.condition is None and self.is_awake() and name in self.selection
+        if wants and self.verbose >= 1:
+            announce_applied(self, name)
+        return wants
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def before(self, call: OpCall) -> tuple[Any, tables.Described | None]:
         shown = tables.inputs(call) if self.verbose == 2 else None
+        if is_collective(call.name):
+            self._collectives.enter(call, is_shown=self.verbose == 2)
         return self._ledger.begin(call), shown
 
     def after(self, call: OpCall, state: tuple[Any, tables.Described | None]) -> Any:
         span, shown = state
+        if is_collective(call.name) and self._collectives.leave():
+            span.give_up()
+            return None
         will_flow = self._ledger.end(span, call.result)
         if shown is not None:
             self._show_forward(call, shown, span.timing)
         return span if will_flow else None
 
     def failed(self, call: OpCall, state: tuple[Any, tables.Described | None]) -> None:
+        if is_collective(call.name):
+            self._collectives.leave()
         state[0].give_up()
 
     # -- backward, in autograd's threads; where the C++ helper is there, it does this by itself -----------------------

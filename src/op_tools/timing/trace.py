@@ -61,11 +61,18 @@ class TraceFile:
 
     def stream(self, device: str, stream: int) -> str:
         """The track of a device's stream."""
-        key = (device, stream)
+        return self._of_device(device, f"stream {stream}")
+
+    def collectives(self, device: str) -> str:
+        """The track of what a device and those of other processes do together."""
+        return self._of_device(device, "collectives")
+
+    def _of_device(self, device: str, name: str) -> str:
+        key = (device, name)
         track = self._tracks.get(key)
         if track is None:
             process_id = self._devices.setdefault(device, len(self._devices))
-            track = self._new_track(key, process_id, device, len(self._tracks) + 1, f"stream {key[1]}")
+            track = self._new_track(key, process_id, device, len(self._tracks) + 1, name)
         return track
 
     @staticmethod

@@ -68,9 +68,6 @@ class Names:
             if tensor is not None and tensor.requires_grad:
                 yield one, tensor
 
-    def module_of(self, parameter: Tensor) -> str | None:
-        return next((one.module for one in self._parameters if one.tensor() is parameter), None)
-
     def take_over(self, optimizers: Iterable[Any]) -> None:
         """Parameters of optimizers that are not known yet: a model may have got new ones."""
         unknown = [one for one in _parameters_of(optimizers) if id(one) not in self._known]

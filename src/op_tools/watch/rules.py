@@ -16,10 +16,9 @@ from op_tools.watch.window import Window
 # of a loss that is next to constant, this share of it counts as one deviation
 _LEAST_LOSS_DEVIATION = 0.03
 _LEAST_NORM_DEVIATION = 0.2  # of the logarithm
-_IN_A_ROW = {
-    "spike": 2,
-    "norm": 1,
-}  # steps beyond the limit: one batch may have wild data, a loss that spikes stays high
+# Steps beyond the limit: one batch may have wild data, a loss that spikes stays high. A loss that stays NaN is no work
+# of GradScaler's: a scale makes it infinite at most.
+_IN_A_ROW = {"spike": 2, "norm": 1, "nan": 2}
 _MAX_NAMED = 3
 _MIN_SIZE = 1e-30
 
@@ -34,6 +33,7 @@ class Judge:
         self._high: Counter[str] = Counter()  # for how many steps a rule's curve has been beyond its limit
         self._bad: set[str] = set()  # kinds that hold NaN or Inf now
         self._left_out = 0  # steps in a row
+        self._nan_losses = 0  # likewise
         self._dead = DeadLayers(max(1, round(numbers.get("dead", 1))))
 
     def alerts(self, found: StepStatistics) -> Iterator[Alert]:
@@ -56,20 +56,23 @@ class Judge:
     def _not_finite(self, found: StepStatistics) -> Iterator[Alert]:
         self._left_out = self._left_out + 1 if found.was_left_out else 0
         most = max(1, round(self._numbers["nan"]))
-        if self._left_out == most:
+        if self._left_out == most and LOSS not in self._bad:
             text = f"GradScaler has left out {most} steps in a row: their gradients have NaN or Inf at every scale"
             yield Alert(found.step, "nan", text, GRADIENTS, value=float(most), limit=float(most))
         bad = {kind: _first_bad(table) for kind, table in found.tables.items() if any(table.nonfinite)}
         is_bad_loss = found.loss is not None and not math.isfinite(found.loss)
-        if found.was_left_out:
+        self._nan_losses = self._nan_losses + 1 if found.loss is not None and math.isnan(found.loss) else 0
+        is_expected = found.was_left_out and self._nan_losses < _IN_A_ROW["nan"]
+        if is_expected:
             bad.pop(ACTIVATIONS, None)
             bad.pop(GRADIENTS, None)
         elif found.loss is not None and not is_bad_loss:
             bad.pop(ACTIVATIONS, None)  # a mask of infinities, which came to nothing
-        if is_bad_loss and not found.was_left_out:
+        if is_bad_loss and not is_expected:
             bad[LOSS] = ""
         new = [kind for kind in bad if kind not in self._bad]
-        self._bad = set(bad)
+        # what was not looked at in this step is as it was
+        self._bad = {*bad, *(kind for kind in self._bad if kind not in found.tables and kind != LOSS)}
         if new:
             words = [f"{kind} ({bad[kind]})" if bad[kind] else kind for kind in new]
             first = next((kind for kind in new if kind != LOSS), LOSS)

@@ -77,6 +77,13 @@ class TrainingWatch(Tool[None, None]):
     def _start(self) -> None:
         self.join(_Training())
 
+    def _read_settings(self) -> bool:
+        """OP_TOOLS_STEPS is for tools that look at ops: this one watches over the whole run."""
+        is_wanted_rank = super()._read_settings()
+        if self._arguments[3] is None:
+            self.steps = None
+        return is_wanted_rank
+
     def started(self) -> None:
         rules, against, on_alert, every, to, disk = self._chosen
         self._every = settings.argument("every", every, settings.WATCH_EVERY)

@@ -119,6 +119,26 @@ def test_steps_that_the_scaler_leaves_out_are_no_alarm_until_there_are_many():
     assert [(alert.step, alert.text[:27]) for alert in alerts] == [(9, "GradScaler has left out 10 ")]
 
 
+def test_what_was_told_is_not_told_again_because_some_steps_are_not_looked_at():
+    judge = Judge(WATCH_RULES, None)
+    alerts = []
+    for step in range(8):
+        tables = {"activations": table(nonfinite=5)} if step % 4 == 0 else {}
+        alerts += judge.alerts(StepStatistics(step, 0.0, math.nan, tables=tables))
+    assert [alert.step for alert in alerts] == [0]
+
+
+def test_a_loss_that_stays_nan_is_an_alarm_whatever_the_scaler_does():
+    """A scale can make a loss infinite, never NaN: no smaller one will mend it."""
+    judge = Judge(WATCH_RULES, None)
+    alerts = []
+    for step in range(4):
+        tables = {"activations": table(nonfinite=5), "gradients": table(nonfinite=3)}
+        alerts += judge.alerts(StepStatistics(step, 0.0, math.nan, was_left_out=True, tables=tables))
+    assert [(alert.step, alert.kind) for alert in alerts] == [(1, "activations")]
+    assert "loss" in alerts[0].text
+
+
 def test_weights_with_nan_are_an_alarm_even_then():
     judge = Judge(WATCH_RULES, None)
     left_out = StepStatistics(0, 0.0, math.inf, was_left_out=True, tables={"weights": table(nonfinite=3)})

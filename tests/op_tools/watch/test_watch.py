@@ -217,6 +217,19 @@ def test_compiled_code_is_the_same_and_seen_as_a_whole(tmp_path):
     assert "modules inside of compiled code" in watch.results.not_looked_at[0]["reason"]
 
 
+def test_it_watches_the_whole_run_where_other_tools_look_at_some_steps(tmp_path, monkeypatch):
+    monkeypatch.setenv("OP_TOOLS_STEPS", "2:3")
+    with TrainingWatch(out=tmp_path, verbose=0):
+        losses = train("cpu", 5)
+    assert [row["loss"] for row in steps_in(tmp_path)] == pytest.approx(losses)
+
+
+def test_only_the_steps_that_it_is_told_to(tmp_path):
+    with TrainingWatch(out=tmp_path, verbose=0, steps="2:3"):
+        train("cpu", 5)
+    assert [row["step"] for row in steps_in(tmp_path) if "loss" in row] == [2]
+
+
 def test_a_fused_optimizer_leaves_steps_out_itself(tmp_path):
     net = model("cpu")
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
