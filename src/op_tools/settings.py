@@ -10,7 +10,7 @@ import re
 from collections.abc import Container
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from ditorch_shared import settings as shared
 from ditorch_shared.settings import Value, number_of_bytes, switch
@@ -117,6 +117,28 @@ class NumberRanges:
 
     def __repr__(self) -> str:
         return self._text
+
+
+class Cut(NamedTuple):
+    """How ranks share tensors of some modules: along which dimension, and the sizes of the whole's blocks."""
+
+    pattern: re.Pattern[str]
+    dimension: int
+    sizes: tuple[int, ...]
+
+
+def _cuts(text: str) -> tuple[Cut, ...]:
+    return tuple(_cut(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _cut(text: str) -> Cut:
+    found = re.fullmatch(r"(.+)=(-?\d+):([1-9]\d*(?:\+[1-9]\d*)*)", text)
+    try:
+        if found:
+            return Cut(re.compile(found[1]), int(found[2]), tuple(int(size) for size in found[3].split("+")))
+    except re.error:
+        pass
+    raise ValueError("it must be PATTERN=DIMENSION:SIZES, such as qkv=-1:768+768+768, or several with commas")
 
 
 # what OP_TOOLS and the options of `ditorch run` call the tools
@@ -283,6 +305,13 @@ CAPTURE_MEMORY = Setting(
     _bytes,
     "host memory for tensors that OpCapture has not written yet; training waits where the disk cannot keep up",
 )
+CAPTURE_SHARDS: Setting[tuple[Cut, ...]] = Setting(
+    "OP_CAPTURE_SHARDS",
+    (),
+    _cuts,
+    "modules whose tensors all ranks share, along which dimension, and how large the whole is, block by block: "
+    "qkv=-1:768+768+768,head=-1:50257; so statistics of the ranks add up to those of one process",
+)
 FALLBACK_AUTO = Setting(
     "OP_FALLBACK_AUTO", False, switch, "1: OpFallback takes only the ops that the accelerator does not have"
 )
@@ -304,8 +333,8 @@ AUTOCOMPARE_REFERENCE = Setting(
     "cpu",
     _one_of("cpu", "device", "device,cpu", "identities"),
     "what OpAutoCompare compares with: cpu; device: the same device in higher precision, fast, and "
-    "identities against what both get wrong; device,cpu: the CPU confirms what the device finds; identities: only what "
-    "must hold of a result, on the device, for about a pass over the data",
+    "identities against what both get wrong; device,cpu: narrower limits, and the CPU has the last word; identities: "
+    "only what must hold of a result, on the device, for about a pass over the data",
 )
 AUTOCOMPARE_ONCE = Setting(
     "OP_AUTOCOMPARE_ONCE",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from op_tools.device import digests
+from op_tools.device import compiled
 
 BEFORE = """
 #include <setjmp.h>
@@ -26,7 +26,8 @@ using std::fmax, std::fmin, std::sqrt;
 #define __launch_bounds__(...)
 struct Index { unsigned x; };
 static Index threadIdx, blockIdx;
-static void wait_for(unsigned first, unsigned count);  // until these threads have all come here
+static void wait_for(unsigned* arrived, unsigned first, unsigned count);  // until these threads have all come here
+static unsigned at_exchange[1024], at_barrier[1024];  // how often each has come to one
 static void __syncthreads();
 static unsigned long long exchanged[2][1024];  // in turns, so that nothing is overwritten before all have read it
 static unsigned turns[1024];
@@ -34,7 +35,7 @@ template <typename Value> static Value __shfl_sync(unsigned, Value value, int la
     const unsigned warp = threadIdx.x / 32 * 32;
     unsigned long long* all = exchanged[turns[threadIdx.x]++ % 2];
     memcpy(&all[threadIdx.x], &value, sizeof value);
-    wait_for(warp, 32);
+    wait_for(at_exchange, warp, 32);
     memcpy(&value, &all[warp + lane % 32], sizeof value);
     return value;
 }
@@ -56,7 +57,7 @@ static ucontext_t contexts[THREADS], main_context;  // where each begins
 static jmp_buf places[THREADS];                      // and is: to go there takes no system call
 static bool is_running[THREADS];
 static std::vector<char> stacks(THREADS * 65536);
-static unsigned arrived[THREADS], ended;  // how often each has come to a barrier; of the running block
+static unsigned ended;  // of the running block
 static const Table* table_of_all;
 static void next() {
     const unsigned from = threadIdx.x, to = (from + 1) % THREADS;
@@ -67,15 +68,15 @@ static void next() {
         setcontext(&contexts[to]);
     }
 }
-static void wait_for(unsigned first, unsigned count) {
+static void wait_for(unsigned* arrived, unsigned first, unsigned count) {
     const unsigned mine = ++arrived[threadIdx.x];
     for (unsigned thread = first; thread < first + count; thread++)
         while (arrived[thread] < mine) next();
 }
-static void __syncthreads() { wait_for(0, THREADS); }
+static void __syncthreads() { wait_for(at_barrier, 0, THREADS); }
 static void run() {
     FUNCTION(*table_of_all);
-    arrived[threadIdx.x] = ~0u;
+    at_exchange[threadIdx.x] = at_barrier[threadIdx.x] = ~0u;
     ended++;
     while (ended < THREADS) next();
     setcontext(&main_context);
@@ -86,7 +87,7 @@ extern "C" void launch(unsigned blocks, const Table* given) {
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
         ended = 0;
         for (unsigned number = 0; number < THREADS; number++) {
-            arrived[number] = is_running[number] = 0;
+            at_exchange[number] = at_barrier[number] = is_running[number] = 0;
             getcontext(&contexts[number]);
             contexts[number].uc_stack = {&stacks[number * 65536], 0, 65536};
             makecontext(&contexts[number], run, 0);
@@ -98,7 +99,6 @@ extern "C" void launch(unsigned blocks, const Table* given) {
 }
 extern "C" unsigned size_of_table() { return sizeof(Table); }
 """
-CONVERSION = 'asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));'
 
 
 class Kernel:
@@ -108,11 +108,9 @@ class Kernel:
         compiler = shutil.which("g++") or shutil.which("clang++")
         if compiler is None:
             pytest.skip("there is no compiler")
-        kernel = Path(digests.__file__).with_name(f"{name}.cu").read_text()
-        kernel = kernel.replace(CONVERSION, "value = bits_of<_Float16>(bits);")
         source, library = folder / f"{name}.cpp", folder / f"{name}.so"
-        source.write_text(BEFORE + kernel + AFTER)
-        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-DFUNCTION={function}"]
+        source.write_text(BEFORE + compiled.source(f"{name}.cu") + AFTER)
+        options = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", f"-DFUNCTION={function}"]
         subprocess.run([compiler, *options, source, "-o", library], check=True)
         self.library = ctypes.CDLL(str(library))
 

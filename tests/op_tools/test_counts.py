@@ -113,13 +113,16 @@ def python_calls(counts):
 @contextmanager
 def kernels(counts):
     """Counts what this thread asks of torch: all ops, waits for a number, and copies."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+        torch.profiler.record_function("this thread"),
+    ):
         yield
-    events = [event for event in profile.events() if event.name.startswith("aten::")]
-    # the writers of OpCapture have threads of their own, and are in nobody's way
-    busiest = Counter(event.thread for event in events).most_common(1)[0][0]
+    events = profile.events()
+    # the writers of OpCapture have threads of their own, and are in no one's way
+    [here] = [event.thread for event in events if event.name == "this thread"]
     for event in events:
-        if event.thread == busiest:
+        if event.thread == here and event.name.startswith("aten::"):
             counts["kernels"] += 1
             counts["waits"] += event.name == "aten::_local_scalar_dense"  # a number that is read
             counts["copies"] += event.name == "aten::copy_"

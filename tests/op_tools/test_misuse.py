@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -368,7 +369,10 @@ def test_a_tool_started_in_a_thread_that_has_ended(device):
     tool.stop()
 
 
-def test_a_tool_started_in_several_threads_at_once(device):
+def test_a_tool_started_in_several_threads_at_once(monkeypatch):
+    """Only the first one starts it; a second start was never stopped."""
+    original = op_tools.OpObserve.started
+    monkeypatch.setattr(op_tools.OpObserve, "started", lambda tool: (time.sleep(0.05), original(tool))[1])
     tool = op_tools.OpObserve(verbose=0)
     threads = [threading.Thread(target=tool.start) for _ in range(4)]
     for thread in threads:

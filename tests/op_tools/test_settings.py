@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from op_tools import settings
 from op_tools.errors import OpToolsError, SettingError
+from op_tools.settings import Cut
 
 SWITCH = {"0": False, "1": True, " 1 ": True}
 NOT_A_SWITCH = dict.fromkeys(["2", "yes", "true", "-1"], "it must be 0 or 1")
@@ -62,6 +64,14 @@ CASES = {
     "OP_WATCH_DISK": (256 * 2**20, BYTES, NOT_BYTES),
     "OP_CAPTURE_MODE": ("data", {"statistics": "statistics"}, {"stats": "it must be one of data, statistics"}),
     "OP_CAPTURE_MEMORY": (2 * 2**30, BYTES, NOT_BYTES),
+    "OP_CAPTURE_SHARDS": (
+        (),
+        {"a.(q|k)=-1:8+4, b=0:9": (Cut(re.compile("a.(q|k)"), -1, (8, 4)), Cut(re.compile("b"), 0, (9,)))},
+        dict.fromkeys(
+            ("qkv", "qkv=-1", "qkv=-1:0", "qkv=x:8", "(=0:8"),
+            "it must be PATTERN=DIMENSION:SIZES, such as qkv=-1:768+768+768, or several with commas",
+        ),
+    ),
     "OP_FALLBACK_AUTO": (False, SWITCH, NOT_A_SWITCH),
     "OP_OVERFLOW_CHECK_ACTION": (
         "continue",

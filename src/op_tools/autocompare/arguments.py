@@ -6,7 +6,7 @@ for each row of types (`_Form`); arguments with tensors deeper inside are walked
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 import torch
@@ -201,6 +201,42 @@ class Arguments:
         made = {id(tensor): tensor for tensor in self.tensors}
         made = {key: function(tensor) for key, tensor in made.items()}
         return self.with_tensors([made[id(tensor)] for tensor in self.tensors])
+
+    def moved_tensors(
+        self,
+        dtypes: Mapping[torch.dtype, torch.dtype],
+        change: Convert | None,
+        device: str | None,
+        graph: bool,
+        changes_inputs: bool,
+        copied: dict[int, Tensor],
+    ) -> list[Tensor]:
+        """The tensors as another run is given them: cast, or changed, and on this device.
+
+        `copied`: leaves of which the call is given copies.
+        """
+        made: dict[int, Tensor] = {}
+        for tensor in self.tensors:
+            if id(tensor) in made:
+                continue
+            moved = tensor.detach()
+            is_number = moved.is_floating_point() or moved.is_complex()
+            if is_number:
+                if change is not None:
+                    moved = change(moved)
+                elif moved.dtype in dtypes:
+                    moved = moved.to(dtypes[moved.dtype])
+            if device is not None:
+                moved = moved.to(device)
+            if changes_inputs and (moved.layout is not torch.strided or moved.data_ptr() == tensor.data_ptr()):
+                moved = moved.clone()
+            if graph and is_number and tensor.requires_grad:
+                moved.requires_grad_()
+                if changes_inputs:
+                    copied[id(tensor)] = moved
+                    moved = moved.clone()
+            made[id(tensor)] = moved
+        return [made[id(tensor)] for tensor in self.tensors]
 
     def copied(self) -> Arguments:
         """On the host, as they are now."""

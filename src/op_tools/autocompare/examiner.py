@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from op_tools.autocompare import call_tables, histograms
 from op_tools.autocompare.judging.comparer import Comparer, Comparison
@@ -19,32 +20,45 @@ from op_tools.output import messages, paths
 from op_tools.storage import store
 
 _MAX_SHOWN_PER_PLACE = 8  # wrong calls of one place in the program that are shown and saved in full
+MAX_CONFIRMED_PER_PLACE = 8  # after so many wrong calls of one place, the device is believed
 
 SavedPart = tuple[str, str, tuple[Any, ...], dict[str, Any]]  # folder, file, args, kwargs
+_Place = tuple[str, str, str]  # the op, the line that calls it, forward or backward
 
 
 class Examiner:
-    """Compares calls and says what came out. `confirm`: who has the last word on what this one finds."""
+    """Compares calls and says what came out.
+
+    `confirm`: who has the last word on what this one finds, and (`stands_in`) on what it cannot compare.
+    """
 
     def __init__(
-        self, comparer: Comparer, verbose: int, out: Path, place: str = "cpu", confirm: Examiner | None = None
+        self,
+        comparer: Comparer,
+        verbose: int,
+        out: Path,
+        place: str = "cpu",
+        confirm: Examiner | None = None,
+        stands_in: bool = False,
     ) -> None:
         self.comparer = comparer
         self.verbose = verbose
         self._out = out
         self._place = place  # of the reference, as the tables and folders call it
         self._confirm = confirm
-        self._wrong: dict[tuple[str, str, str], int] = {}
+        self._stands_in = stands_in
+        self._confirmed: Counter[_Place] = Counter()
+        self._wrong: Counter[_Place] = Counter()
         self._folders: dict[tuple[int, str], paths.OwnFolder] = {}
 
     def forward(self, call: OpCall, observed: ObservedCall, with_graph: bool = False) -> Outcome:
         """Inputs and outputs of a call. With a graph, the comparison has the runs that `backward` can use again."""
         comparison = self.comparer.forward(observed, with_graph)
-        is_wrong = comparison.is_wrong
-        if self._confirm is not None and (is_wrong or comparison.failure):
-            return self._confirm.forward(call, observed.on_host())
+        confirmed = self._last_word(call, "forward", comparison, lambda one: one.forward(call, observed.on_host()))
+        if confirmed is not None:
+            return confirmed
         outcome = Outcome(comparison)
-        if is_wrong or self.verbose >= 2:
+        if comparison.is_wrong or self.verbose >= 2:
             self._tell(call, outcome, "forward", observed)
         comparison.run = None
         return outcome
@@ -66,13 +80,33 @@ class Examiner:
     ) -> Outcome:
         """The gradients of a call. `flowing` are the device's own, where the others are copies."""
         comparison = self.comparer.backward(observed, gradients, reference)
-        is_wrong = comparison.is_wrong
-        if self._confirm is not None and (is_wrong or comparison.failure):
-            return self._confirm.backward(call, observed.on_host(), copied(gradients, copies_of), gradients)
+        confirmed = self._last_word(
+            call,
+            "backward",
+            comparison,
+            lambda one: one.backward(call, observed.on_host(), copied(gradients, copies_of), gradients),
+        )
+        if confirmed is not None:
+            return confirmed
         outcome = Outcome(comparison)
-        if is_wrong or self.verbose >= 2:
+        if comparison.is_wrong or self.verbose >= 2:
             self._tell(call, outcome, "backward", observed, gradients, flowing)
         comparison.run = comparison.gradients = None
+        return outcome
+
+    def _last_word(
+        self, call: OpCall, phase: str, comparison: Comparison, ask: Callable[[Examiner], Outcome]
+    ) -> Outcome | None:
+        """The confirming examiner's outcome; None where it is not asked, or cannot compare."""
+        if self._confirm is None or not (comparison.is_wrong or (comparison.failure and self._stands_in)):
+            return None
+        place = _place_of(call, phase)
+        if self._confirmed[place] >= MAX_CONFIRMED_PER_PLACE and not self._stands_in:
+            return None
+        outcome = ask(self._confirm)
+        if outcome.comparison.failure and not self._stands_in:
+            return None
+        self._confirmed[place] += outcome.comparison.is_wrong
         return outcome
 
     def _tell(
@@ -87,8 +121,9 @@ class Examiner:
         """Formats it, and saves what is wrong: the first few calls of each place in full."""
         comparison, in_full = outcome.comparison, True
         if comparison.is_wrong:
-            key = (call.name, call.where.line(), phase)
-            times = self._wrong[key] = self._wrong.get(key, 0) + 1
+            place = _place_of(call, phase)
+            self._wrong[place] += 1
+            times = self._wrong[place]
             in_full = self.verbose >= 2 or times <= _MAX_SHOWN_PER_PLACE
             if times <= _MAX_SHOWN_PER_PLACE:
                 outcome.saved = self._saved(call, list(_saved_parts(observed, comparison, self._place, gradients)))
@@ -119,6 +154,10 @@ class Examiner:
             reason = f"{paths.shown(self._out)} cannot be written ({error.strerror})"
             messages.complain_once("autocompare", "disk", text=f"{reason}: wrong calls are not saved")
         return saved
+
+
+def _place_of(call: OpCall, phase: str) -> _Place:
+    return call.name, call.where.line(), phase
 
 
 def _saved_parts(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
+from ditorch_shared.shares import percent
 from op_tools.autocompare import call_tables
 from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.verdict import RIGHT, Row
@@ -233,6 +234,8 @@ class Summary:
         rows = [astuple(one) for one in ranked]
         facts: dict[str, Any] = {"values": self.values, "wrong_calls": self.wrong_calls, "not_allclose": self.not_close}
         facts["without_dropout"] = dict(self._without_dropout)
+        facts["compared_calls"], facts["all_calls"] = self._coverage(left_out)
+        facts["coverage"] = self.coverage
         return Results("OpAutoCompare", _COLUMNS, rows, self.calls, left_out, files, **facts)
 
     def _left_out(self) -> list[tuple[str, int, str]]:
@@ -242,6 +245,11 @@ class Summary:
             reason = f"the memory for calls that wait is full; {self.coverage}" if self.coverage else "no memory"
             found.append((_GRADIENTS, self.gradients_left_out, reason))
         return found
+
+    def _coverage(self, left_out: list[tuple[str, int, str]]) -> tuple[int, int]:
+        """How many calls were compared, of how many; those whose gradients were left out count once more."""
+        whole = self.calls + sum(calls for name, calls, _ in left_out if name == _GRADIENTS)
+        return whole - sum(calls for _, calls, _ in left_out), whole
 
     def _is_covered(self) -> bool:
         """Whether each call of a step has been compared, in turns."""
@@ -264,12 +272,11 @@ class Summary:
         else:
             yield f"OpAutoCompare: nothing wrong in {_counted(self.calls)}, {values}"
         left_out = self._left_out()
-        whole = self.calls + sum(calls for name, calls, _ in left_out if name == _GRADIENTS)
-        compared = whole - sum(calls for _, calls, _ in left_out)
-        if whole:
-            yield f"{_percent(compared, whole)} of all calls were compared"
+        compared, whole = self._coverage(left_out)
         if self._is_covered():
             yield self.coverage
+        if whole and not (self._is_covered() and compared == whole):
+            yield f"{percent(compared / whole)} of all calls were compared"
         if self.coverage_of_proofs:
             yield self.coverage_of_proofs
         if self.not_close:
@@ -278,7 +285,7 @@ class Summary:
             names = (f"{name} ({_counted(calls)})" for name, calls in self._without_dropout.items())
             yield f"compared without their dropout: {', '.join(names)}"
         left_out.sort(key=lambda one: (-one[1], one[0]))
-        shown = [f"{name} ({_counted(calls)}, {_percent(calls, whole)}): {reason}" for name, calls, reason in left_out]
+        shown = [f"{name} ({_counted(calls)}, {percent(calls / whole)}): {reason}" for name, calls, reason in left_out]
         if len(shown) > _MAX_NOT_COMPARED:
             shown[_MAX_NOT_COMPARED:] = [f"and {len(shown) - _MAX_NOT_COMPARED} more"]
         if shown:
@@ -287,11 +294,6 @@ class Summary:
 
 def _counted(calls: int) -> str:
     return "1 call" if calls == 1 else f"{calls:,} calls"
-
-
-def _percent(part: int, whole: int) -> str:
-    share = 100 * part / whole
-    return f"{share:.2g} %" if share < 1 else f"{int(10 * share) / 10:g} %"  # rounded down: 100 % means all
 
 
 def _ranking(found: Sequence[WrongPlace]) -> str:

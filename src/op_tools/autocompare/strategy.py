@@ -30,6 +30,7 @@ from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.workers.pool import KeptByWorker
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
+from op_tools.device import generators
 from op_tools.ops import autocast_policy, catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
@@ -50,7 +51,8 @@ class CallInProgress:
     """State that cannot be recovered after the op ran: copies of what it may change, versions, autocast, tf32."""
 
     __slots__ = (
-        "_is_tf32", "_name", "_policy", "_versions", "before", "checkpointed", "given", "live", "works_in_place",
+        "_generators", "_is_tf32", "_name", "_policy", "_versions", "before", "checkpointed", "given", "live",
+        "works_in_place",
     )  # fmt: skip
 
     def __init__(self, call: OpCall) -> None:
@@ -70,6 +72,15 @@ class CallInProgress:
         active = None if call.autocast is None else call.autocast.dtype
         self._policy = (active, None if active is None else _chosen(name, active))
         self._is_tf32 = catalogue.has(name, catalogue.WITH_PRODUCTS) and _is_tf32(name, tensors)
+        self._generators = self._states_of(call) if catalogue.of(name) is None else None
+
+    def has_drawn(self, call: OpCall) -> bool:
+        """After the call: whether an op that is not in the catalogue has drawn random numbers."""
+        states = self._generators
+        return states is not None and not generators.are_equal(states, self._states_of(call))
+
+    def _states_of(self, call: OpCall) -> generators.States:
+        return generators.states_of((*self.live.tensors, *call.args, *call.kwargs.values()))
 
     def joined(self) -> foreach_lists.Joined | None:
         """The arguments of an optimizer's op on lists, as one tensor for each list; None for other calls."""
@@ -347,7 +358,8 @@ _CUT_TO_TF32 = (torch.float32, torch.complex64)
 
 def _is_tf32(name: str, tensors: Iterable[Tensor]) -> bool:
     """True where the device may take tf32 for this call, or what its vendor has in place of it (HF32 …)."""
-    if not any(tensor.dtype in _CUT_TO_TF32 and not tensor.is_cpu for tensor in tensors):
+    cut = (*_CUT_TO_TF32, torch.float16) if "attention" in name else _CUT_TO_TF32  # which has products in float32
+    if not any(tensor.dtype in cut and not tensor.is_cpu for tensor in tensors):
         return False
     if catalogue.has(name, Trait.MATRIX | Trait.MULTIPLIES) and tf32.in_products():
         return True

@@ -21,7 +21,7 @@ from op_tools.autocompare.by_identities import ByIdentities
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.in_workers import InWorkers
 from op_tools.autocompare.judging import random_ops
-from op_tools.autocompare.judging.comparer import Comparer
+from op_tools.autocompare.judging.comparer import Comparer, Comparison
 from op_tools.autocompare.judging.limits import DEVICE_ALONE_SLACK, Tolerances
 from op_tools.autocompare.on_device import OnDevice
 from op_tools.autocompare.on_host import OnHost
@@ -57,12 +57,13 @@ Kept = Union[Pending, SecondRun]  # what waits for the gradients of a call
 class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, CheckpointedCall]]):
     """Compares inputs, outputs and gradients of every op call with those of a reference.
 
-    `reference`: "cpu", "device" (the same device in higher precision), "device,cpu" (the CPU confirms) or "identities"
-    (none: what must hold of a result is checked on the device). `once`: each distinct call once. `every`: only every
-    N-th step. `worker`: this many processes compare while training goes on. `memory`: bytes of host memory for calls
-    that wait: where it does not suffice, each step takes other calls. `until_covered`: no longer than until each call
-    of a step has been compared. `fail`: `stop` raises DifferenceFound if something is wrong. Their variables are
-    OP_AUTOCOMPARE_REFERENCE, _ONCE, _EVERY, _WORKER, _MEMORY, _UNTIL_COVERED and _FAIL.
+    `reference`: "cpu", "device" (the same device in higher precision; the CPU confirms what is wrong), "device,cpu"
+    (narrower, and the CPU has the last word) or "identities" (none: what must hold of a result is checked on the
+    device). `once`: each distinct call once. `every`: only every N-th step. `worker`: this many processes compare while
+    training goes on. `memory`: bytes of host memory for calls that wait: where it does not suffice, each step takes
+    other calls. `until_covered`: no longer than until each call of a step has been compared. `fail`: `stop` raises
+    DifferenceFound if something is wrong. Their variables are OP_AUTOCOMPARE_REFERENCE, _ONCE, _EVERY, _WORKER,
+    _MEMORY, _UNTIL_COVERED and _FAIL.
     """
 
     feature = "autocompare"
@@ -109,6 +110,8 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
         if settings.argument("until_covered", self._until_covered, settings.AUTOCOMPARE_UNTIL_COVERED):
             self._turns = Turns()
             self.steps = UntilCovered(self._turns, self.steps)
+        elif reference == "identities":
+            self._turns = Turns(rotates=True)
         if count and reference != "cpu":
             raise SettingError("worker processes compare with the CPU: worker= needs reference='cpu'")
         first_look.choose_way()
@@ -136,10 +139,10 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
             return OnHost(on_cpu, deliver, limit)
         if reference == "identities":
             return ByIdentities(on_cpu, deliver, limit)
-        confirms = reference == "device,cpu"
-        references = runs.References(cast_table, True, 1.0 if confirms else DEVICE_ALONE_SLACK)
+        stands_in = reference == "device,cpu"
+        references = runs.References(cast_table, True, 1.0 if stands_in else DEVICE_ALONE_SLACK)
         examiner = Examiner(
-            Comparer(tolerances, references), self.verbose, self.dumps(), "reference", on_cpu if confirms else None
+            Comparer(tolerances, references), self.verbose, self.dumps(), "reference", on_cpu, stands_in
         )
         return OnDevice(examiner, deliver, limit, on_cpu, proves_all=self._once or self._turns is not None)
 
@@ -211,6 +214,9 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
     def after(self, call: OpCall, state: CallInProgress | SecondRun | None) -> Kept | CheckpointedCall | None:
         self._waits_for_end = False
         if state is None:
+            return None
+        if isinstance(state, CallInProgress) and state.has_drawn(call):
+            self.take(call, report.Outcome(Comparison(skipped="random")))
             return None
         left_out = self._strategy.gradients_left_out
         kept = self._after_dropout(call, state) if isinstance(state, SecondRun) else self._strategy.after(call, state)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from copy import copy
 from typing import Any, Callable
 
+from ditorch_shared.collectives import is_collective
 from op_tools.core import guard, where
 from op_tools.core.call import OpCall
 from op_tools.core.steps import STEPS
 from op_tools.core.watcher import AnyWatcher
-from op_tools.ops.catalogue import is_collective, moves_to_device
+from op_tools.ops.catalogue import moves_to_device
 from op_tools.output import messages
 
 OTHERWISE = object()  # what a shortcut returns for a call that it leaves to the tools

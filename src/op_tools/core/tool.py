@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import os
+import threading
 from collections.abc import Container
 from types import TracebackType
 from typing import Any, Callable, ClassVar, TypeVar, Union, cast
@@ -86,6 +87,7 @@ class Tool(Watcher[State, Kept]):
         self._arguments = (ops, skip, out, steps, ranks, verbose)
         self.condition = condition
         self._joined: Watched | None = None
+        self._starting = threading.RLock()  # several threads may start it at once: the first one does
         self._was_started = False
         self._entered: list[bool] = []  # for each `with` that is open: whether it is the one that started the tool
 
@@ -172,8 +174,11 @@ class Tool(Watcher[State, Kept]):
 
     def join(self, watched: Watched) -> None:
         """Begins to watch what a session sees, or the calls of one function. An error leaves nothing behind."""
-        if self._joined is not None:
-            return
+        with self._starting:
+            if self._joined is None:
+                self._join(watched)
+
+    def _join(self, watched: Watched) -> None:
         is_wanted_rank = self._read_settings()
         if self.verbose >= 1:
             spelling.check(type(self).__name__, self.selection, [tool.prefix for tool in FEATURES.values()])
@@ -191,6 +196,7 @@ class Tool(Watcher[State, Kept]):
     def abandon(self) -> None:
         super().abandon()
         self._joined = None
+        self._starting = threading.RLock()  # another thread of the parent's may hold it
 
     def _read_settings(self) -> bool:
         """False where this rank is not to be watched."""

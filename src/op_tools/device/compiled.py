@@ -5,9 +5,9 @@ Neither a compiler nor CUDA's headers need to be installed. Whatever is missing 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, Callable
@@ -44,9 +44,11 @@ class Kernel:
 
     def launch(self, blocks: int, threads: int, argument: Any, stream: int) -> None:
         """`argument` is an array of the address of the structure, which is copied right away."""
-        is_current = torch.cuda.current_device() == self.device
-        with contextlib.nullcontext() if is_current else torch.cuda.device(self.device):
-            status = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, argument, None)
+        if torch.cuda.current_device() != self.device:
+            with torch.cuda.device(self.device):
+                self.launch(blocks, threads, argument, stream)
+            return
+        status = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, argument, None)
         if status:
             raise RuntimeError(f"cuLaunchKernel: CUDA error {status}")
 
@@ -78,11 +80,31 @@ def is_right(device: torch.device, try_out: Callable[[torch.device], None], else
     return True
 
 
+def expect(is_as_torch_says: bool, of: str = "") -> None:
+    """For `try_out`. `of`: what it was tried with, where that tells more."""
+    if not is_as_torch_says:
+        raise CompileError(f"ours gives other numbers{of and f' for {of}'}")
+
+
 @cache
-def kernel(source: Path, name: str, device: int) -> Kernel:
-    """Compiled for this device."""
+def kernel(file: str, name: str, device: int) -> Kernel:
+    """A kernel of a file beside this one, compiled for this device."""
     major, minor = torch.cuda.get_device_capability(device)
-    return Kernel(_compiled(source.read_bytes(), f"sm_{major}{minor}"), name, device)
+    return Kernel(_compiled(source(file).encode(), f"sm_{major}{minor}"), name, device)
+
+
+def source(file: str) -> str:
+    """Its text, with what it includes in place of the lines that say so: NVRTC looks for no files."""
+    seen: set[str] = set()
+
+    def text(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        lines = Path(__file__).with_name(name).read_text().replace("#pragma once\n", "")
+        return re.sub(r'^#include "([^"]+)"\n', lambda found: text(found[1]), lines, flags=re.MULTILINE)
+
+    return text(file)
 
 
 def _compiled(source: bytes, architecture: str) -> bytes:

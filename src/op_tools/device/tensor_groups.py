@@ -32,7 +32,7 @@ _Member = tuple[int, Shape, torch.dtype]  # number of the tensor, its shape and 
 class TensorGroup:
     """All that is the same each time these tensors come."""
 
-    __slots__ = ("device", "dtypes", "is_direct", "layout", "numbers", "shapes")
+    __slots__ = ("device", "dtypes", "is_direct", "layouts", "numbers", "shapes")
 
     def __init__(self, device: torch.device, members: list[_Member], is_direct: bool) -> None:
         self.device = device
@@ -40,7 +40,7 @@ class TensorGroup:
         self.shapes = [shape for _, shape, _ in members]
         self.dtypes = [dtype for _, _, dtype in members]
         self.is_direct = is_direct  # none is brought to another dtype first
-        self.layout: Any = None  # what a kernel keeps with the group
+        self.layouts: dict[Any, Any] = {}  # what a kernel keeps with the group
 
 
 def grouped(tensors: list[Tensor], numbers: Iterable[int]) -> Iterator[TensorGroup]:

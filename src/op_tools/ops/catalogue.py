@@ -31,7 +31,7 @@ class Trait(enum.Flag):
     STEPS = enum.auto()  # works from one time step, or one reflection, to the next
     POWERS = enum.auto()  # products of products: errors grow with their number
     NORM = enum.auto()  # rounded once in the end, with no constant of low precision: a factor shows below one unit
-    ROUGH = enum.auto()  # sums of its gradients may be kept in 16 bits
+    ROUGH = enum.auto()  # its statistics, and sums of its gradients, may be kept in 16 bits
     LOGITS = enum.auto()  # has a softmax inside: where that is certain, large numbers cancel out
     FINE = enum.auto()  # 16 bits are computed in float32 and rounded: small elements are as right as large ones
     RELATIVE = enum.auto()  # each element of its result is as exact as its own size asks for, however small it is
@@ -136,10 +136,10 @@ _OF_OPS = {
     Trait.MATRIX: """_addmm_activation _efficient_attention_forward _flash_attention_forward _fused_sdp_choice
         _grouped_mm _native_multi_head_attention _scaled_dot_product_attention_math
         _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention _scaled_mm _scaled_mm_v2 addbmm
-        addmm addmv baddbmm bilinear bmm cdist chain_matmul dot einsum gru_cell inner linalg.householder_product
-        linalg.matmul linalg.matrix_power linalg.multi_dot linalg.vecdot linear linear_cross_entropy lstm_cell matmul mm
-        multi_head_attention_forward mv rnn_relu_cell rnn_tanh_cell scaled_dot_product_attention sparse.mm
-        sparse.sampled_addmm tensordot vdot __matmul__ __rmatmul__""",
+        addmm addmv baddbmm bilinear bmm cdist chain_matmul dot einsum grouped_mm gru_cell inner
+        linalg.householder_product linalg.matmul linalg.matrix_power linalg.multi_dot linalg.vecdot linear
+        linear_cross_entropy lstm_cell matmul mm multi_head_attention_forward mv rnn_relu_cell rnn_tanh_cell
+        scaled_dot_product_attention sparse.mm sparse.sampled_addmm tensordot vdot __matmul__ __rmatmul__""",
     Trait.MULTIPLIES: """cholesky cholesky_inverse cholesky_solve corrcoef cov det eig geqrf inverse linalg.cholesky
         linalg.cholesky_ex linalg.cond linalg.det linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.inv
         linalg.inv_ex linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.lstsq linalg.lu linalg.lu_factor
@@ -150,15 +150,15 @@ _OF_OPS = {
     Trait.ADDS: """_grouped_mm adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addbmm addmm addmv addr
         avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bmm chain_matmul conv1d conv2d conv3d conv_tbc
         conv_transpose1d conv_transpose2d conv_transpose3d convolution cumsum dot einsum embedding embedding_bag fold
-        index_add index_put inner instance_norm linalg.matmul linalg.multi_dot linalg.vecdot linear matmul mean mm mv
-        nanmean nansum native_batch_norm scatter_add sum sum_to_size tensordot trace unfold vdot __matmul__
+        grouped_mm index_add index_put inner instance_norm linalg.matmul linalg.multi_dot linalg.vecdot linear matmul
+        mean mm mv nanmean nansum native_batch_norm scatter_add sum sum_to_size tensordot trace unfold vdot __matmul__
         __rmatmul__""",
     Trait.CONVOLUTION: """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
         convolution cudnn_convolution gru lstm rnn_relu rnn_tanh""",
     Trait.STEPS: "gru linalg.householder_product lstm ormqr rnn_relu rnn_tanh",
     Trait.POWERS: "linalg.matrix_exp linalg.matrix_power matrix_exp matrix_power",
-    Trait.NORM: "group_norm layer_norm log_softmax native_group_norm native_layer_norm rms_norm softmax",
-    Trait.ROUGH: "batch_norm instance_norm native_batch_norm",
+    Trait.NORM: "layer_norm log_softmax native_layer_norm rms_norm softmax",
+    Trait.ROUGH: "batch_norm group_norm instance_norm native_batch_norm native_group_norm",
     Trait.LOGITS: """_efficient_attention_forward _flash_attention_forward _native_multi_head_attention
         _scaled_dot_product_attention_math _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
         binary_cross_entropy_with_logits cross_entropy linear_cross_entropy log_softmax logaddexp logaddexp2
@@ -170,17 +170,18 @@ _OF_OPS = {
         log log10 log1p log2 mul multiply reciprocal rsqrt rsub selu sin sinh softplus sqrt square sub subtract tan tanh
         true_divide __radd__ __rdiv__ __rmul__ __rsub__ __rtruediv__ __truediv__""",
     Trait.RANDOM: """alpha_dropout bernoulli binomial cauchy exponential feature_alpha_dropout fractional_max_pool2d
-        fractional_max_pool3d geometric gumbel_softmax log_normal multinomial nn.init.kaiming_normal
-        nn.init.kaiming_uniform nn.init.normal nn.init.orthogonal nn.init.sparse nn.init.trunc_normal nn.init.uniform
-        nn.init.xavier_normal nn.init.xavier_uniform normal pca_lowrank poisson rand rand_like randint randint_like
-        randn randn_like random randperm rrelu rrelu_with_noise svd_lowrank uniform""",
+        fractional_max_pool2d_with_indices fractional_max_pool3d fractional_max_pool3d_with_indices geometric
+        gumbel_softmax log_normal multinomial nn.init.kaiming_normal nn.init.kaiming_uniform nn.init.normal
+        nn.init.orthogonal nn.init.sparse nn.init.trunc_normal nn.init.uniform nn.init.xavier_normal
+        nn.init.xavier_uniform normal pca_lowrank poisson rand rand_like randint randint_like randn randn_like random
+        randperm rrelu rrelu_with_noise svd_lowrank uniform _sample_dirichlet _standard_gamma""",
     Trait.DROPOUT: "dropout dropout1d dropout2d dropout3d feature_dropout native_dropout",
     Trait.EMPTY: "empty empty_like empty_permuted empty_strided new new_empty new_empty_strided resize resize_as",
     Trait.ORDER: """adaptive_max_pool1d adaptive_max_pool1d_with_indices adaptive_max_pool2d
         adaptive_max_pool2d_with_indices adaptive_max_pool3d adaptive_max_pool3d_with_indices amax amin aminmax argmax
         argmin argsort cummax cummin kthvalue masked.median max max_pool1d max_pool1d_with_indices max_pool2d
         max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d max_pool3d_with_indices median min mode
-        nanmedian sort topk""",
+        msort nanmedian sort topk""",
     Trait.JUMPS: """all allclose any bucketize ceil ctc_loss eq equal floor floor_divide fmod frac ge grid_sample
         grid_sampler_2d grid_sampler_3d gt hardshrink heaviside histc histogram histogramdd igamma interpolate isclose
         le linalg.lstsq linalg.matrix_rank linalg.pinv lt multi_margin_loss multilabel_margin_loss nanquantile ne
@@ -283,9 +284,6 @@ NO_OPS = re.compile(
 # They may bring a tensor from the CPU to the accelerator. All others leave CPU tensors on the CPU.
 _TO_DEVICE = _words("to cuda copy_ type_as new_tensor new_ones new_zeros new_full new_empty")
 
-# Ops that talk to other processes.
-_COLLECTIVES = ("c10d.", "_c10d_functional", "c10d_functional", "_dtensor.", "torch.distributed.")
-
 # They write into these arguments without counting that up, and no schema says so; all but the last only where the
 # argument at position 5 (training, or the momentum) is set. By full name, or by OpName.form.
 SILENT_WRITES: dict[str, tuple[tuple[int, str], ...]] = {
@@ -342,11 +340,6 @@ def of(name: str) -> Trait | None:
 def moves_to_device(name: str) -> bool:
     """True for ops that may bring a tensor from the CPU to the accelerator."""
     return name.startswith("torch.Tensor.") and name[13:] in _TO_DEVICE
-
-
-def is_collective(name: str) -> bool:
-    """True for ops that talk to other processes: run twice, or by one process alone, they hang."""
-    return name.startswith(_COLLECTIVES)
 
 
 def _traits_by_name(entries: dict[Trait, str]) -> dict[str, Trait]:

@@ -15,15 +15,22 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, overload
 
+from ditorch_shared.shares import percent
+
 Row = dict[str, Any]
 MAX_ROWS_SHOWN = 100  # in a notebook
+# paths and reasons are long: they go on in the next line
+_STYLE = (
+    ".ditorch-results th, .ditorch-results td { text-align: left; vertical-align: top; padding: 2px 8px } "
+    ".ditorch-results th { white-space: nowrap } .ditorch-results td { max-width: 26em; overflow-wrap: anywhere }"
+)
 
 
 class Results(Sequence[Row]):
     """A sequence of rows, each a dictionary with the same keys; what matters most comes first.
 
-    `calls`: op calls that the tool has looked at. `not_looked_at`: rows with `what`, `calls` and `reason`. `files`:
-    what was written. `facts`: other figures of the whole run.
+    `calls`: op calls that the tool has looked at. `not_looked_at`: rows with `what`, `calls`, `reason` and, where the
+    fact `all_calls` is known, their `share` of these. `files`: what was written. `facts`: other figures of the run.
     """
 
     def __init__(
@@ -39,14 +46,17 @@ class Results(Sequence[Row]):
         self.tool = tool
         self.columns = tuple(columns)
         self.calls = calls
-        self.not_looked_at: list[Row] = []
-        self.add_not_looked_at(not_looked_at)
         self.files = list(files)
         self.facts = facts
+        self.not_looked_at: list[Row] = []
+        self.add_not_looked_at(not_looked_at)
         self._rows: list[Row] = [dict(zip(self.columns, row)) for row in rows]
 
     def add_not_looked_at(self, rows: Iterable[tuple[str, int, str]]) -> None:
-        self.not_looked_at += [{"what": what, "calls": count, "reason": reason} for what, count, reason in rows]
+        whole = self.facts.get("all_calls")
+        for what, count, reason in rows:
+            share = {} if whole is None else {"share": count / whole if count else None}
+            self.not_looked_at.append({"what": what, "calls": count, "reason": reason, **share})
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -71,7 +81,8 @@ class Results(Sequence[Row]):
         left_alone = "".join(f"<li>{escape(text)}</li>" for text in map(_not_looked_at, self.not_looked_at))
         return (
             f"<p><b>{escape(self.tool)}</b>: {len(self):,} rows from {self.calls:,} calls</p>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+            f"<style>{_STYLE}</style><table class='ditorch-results'>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
             + (f"<p>Not looked at:</p><ul>{left_alone}</ul>" if left_alone else "")
         )
 
@@ -103,7 +114,8 @@ def _cell(value: Any) -> str:
 
 
 def _not_looked_at(row: Row) -> str:
-    return f"{row['what']}, {row['calls']:,} calls: {row['reason']}"
+    share = f" ({percent(row['share'])})" if row.get("share") else ""
+    return f"{row['what']}, {row['calls']:,} calls{share}: {row['reason']}"
 
 
 def finite(value: Any) -> Any:

@@ -12,8 +12,9 @@ from typing import Any, Callable, Union
 
 from torch import Tensor
 
+from ditorch_shared.collectives import is_collective
 from op_tools.core.call import OpCall
-from op_tools.ops.catalogue import MAY_BE_VIEW, Trait, has, is_collective
+from op_tools.ops.catalogue import MAY_BE_VIEW, Trait, has
 from op_tools.ops.names import normalized
 from op_tools.ops.silent_writes import REGISTERED, may_write_silently, silently_written
 from op_tools.values import trees

@@ -12,6 +12,7 @@ from typing import Callable
 
 import torch
 
+from ditorch_shared.collectives import is_collective
 from op_tools import settings
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.judging.comparer import Comparer, Comparison
@@ -26,7 +27,6 @@ from op_tools.core.modes import with_modes_aside
 from op_tools.errors import OpToolsError, SettingError
 from op_tools.ops.autocast_policy import dtype_by_policy
 from op_tools.ops.cast_tables import read_cast_tables
-from op_tools.ops.catalogue import is_collective
 from op_tools.output import messages, paths
 from op_tools.replay import replay, spread
 from op_tools.replay.replay import Replayable

@@ -466,7 +466,7 @@ class TestHelp:
         ("name", "own"),
         [
             ("OpAutoCompare", ("reference", "once", "every", "worker", "memory", "fail", "until_covered")),
-            ("OpCapture", ("mode", "memory")),
+            ("OpCapture", ("mode", "memory", "shards")),
             ("OpDtypeCast", ("casts",)),
             ("OpFallback", ("auto",)),
             ("OpObserve", ()),

@@ -67,6 +67,67 @@ def test_every_way_to_cut_a_tensor(on_the_cpu, shape):
     assert torch.allclose(numbers, others, rtol=1e-9, atol=1e-9 * float(others[4]))
 
 
+QUICK = [(5000,), (3, 1408), (9, 1408), (40, 512), (300, 264), (4, 100, 64), (20, 3, 192), (17, 80), (2, 3, 60, 128)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", QUICK, ids=str)
+def test_16_bits_by_products_of_matrices(on_the_cpu, shape, dtype):
+    assert digests_cuda._is_quick(shape, dtype)
+    check_line(torch.randn(shape).to(dtype))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, 1e-18, 1e-30], ids=str)
+def test_16_bits_that_single_precision_cannot_square(on_the_cpu, value):
+    tensor = torch.randn(40, 512) * (value if abs(value) < 1 else 1)
+    tensor[7, 9] = value
+    check_line(tensor.bfloat16())
+
+
+def test_zeros_of_16_bits(on_the_cpu):
+    check_line(torch.zeros(20, 128, dtype=torch.bfloat16))
+    check_line(torch.full((20, 128), -2.5, dtype=torch.float16))
+
+
+def test_16_bits_that_begin_between_two_vectors(on_the_cpu):
+    check_line(torch.randn(20 * 128 + 3).bfloat16()[3:].view(20, 128))
+
+
+def check_line(tensor, atol=1e-6):
+    (line,), right = lines(tensor), digests._expected(tensor)
+    assert torch.equal(line[:4], right[:4])
+    numbers, others = line[4:].view(torch.float64), right[4:].view(torch.float64)
+    allowed = atol * float(others[4].nan_to_num()) + 1e-300
+    assert torch.allclose(numbers, others, rtol=1e-6, atol=allowed, equal_nan=True), (numbers - others) / others[4]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64], ids=str)
+def test_what_has_whole_rows_is_read_where_it_lies(on_the_cpu, monkeypatch, dtype):
+    """What is cut, transposed or repeated is not copied."""
+    tensor = (torch.randn(3, 12, 6, 72) * 100).to(dtype)
+    views = [
+        tensor.transpose(0, 2),
+        tensor[:, ::2, 1:],
+        tensor.permute(2, 0, 1, 3)[..., :64],
+        tensor[0, :, 0].expand(5, 12, 72),
+        tensor[..., 1:66],
+    ]
+    expected = [lines(view.contiguous())[0] for view in views]
+    monkeypatch.setattr(digests_cuda, "plain", None)
+    assert torch.equal(lines(*views), torch.stack(expected))
+
+
+def test_ever_new_strides_are_copied(on_the_cpu):
+    (group,) = grouped([torch.zeros(4, 64, dtype=torch.bfloat16)], [0])
+    whole = torch.randn(4, 20 * 64).bfloat16()
+    for count in range(1, 20):
+        view = whole[:, : count * 64].view(4, count, 64)[:, 0]
+        found = torch.zeros(1, digest.LINE, dtype=torch.int64)
+        digests_cuda.CudaDigests(torch.device("cpu")).write([view], group, None, found, 0)
+        assert torch.equal(found, lines(view.contiguous()))
+    assert len(group.layouts) <= digests_cuda._MAX_LAYOUTS + 1
+
+
 def lines(*tensors):
     """The digests of these tensors, in one batch."""
     found = []

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -82,8 +84,15 @@ def _exception(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("ends_at", ["synchronize", "item", "backward"])
-@pytest.mark.parametrize("tool", OBSERVING + CHANGING)
+def _cases() -> Iterator[Any]:
+    """All with the slow tests; else each tool once, and the two that wait for the device in their own ways always."""
+    for tool in OBSERVING + CHANGING:
+        for ends_at in ("synchronize", "item", "backward"):
+            is_quick = ends_at == "item" or tool in ("OpAutoCompare", "OpTimeMeasure")
+            yield pytest.param(tool, ends_at, marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("tool", "ends_at"), list(_cases()))
 def test_the_users_exception_is_raised_as_without_a_tool(tool, ends_at, run_program):
     if ends_at not in _without_a_tool:
         _without_a_tool[ends_at] = run_program("none", ends_at)

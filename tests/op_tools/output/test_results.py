@@ -57,7 +57,17 @@ def test_autocompare_tells_what_is_wrong_and_where_its_tensors_are(device):
 def test_autocompare_tells_what_it_did_not_compare(device):
     with op_tools.OpAutoCompare(verbose=0) as tool:
         torch.normal(torch.zeros(3, device=device), torch.ones(3, device=device))
-    assert tool.results.not_looked_at == [{"what": "torch.normal", "calls": 1, "reason": "random"}]
+        torch.ones(3, device=device) + 1
+    assert tool.results.calls == 5
+    [left_out] = tool.results.not_looked_at
+    assert left_out == {"what": "torch.normal", "calls": 1, "reason": "random", "share": 0.2}
+    assert "torch.normal, 1 calls (20 %): random" in tool.results._repr_html_()
+
+
+def test_what_has_no_number_of_calls_has_no_share(device):
+    with op_tools.OpAutoCompare(verbose=0, ops=["torch.Tensor.never"]) as tool:
+        torch.ones(3, device=device)
+    assert [row["share"] for row in tool.results.not_looked_at if not row["calls"]] == [None]
 
 
 def test_gradients_that_found_no_room_are_told(device, capsys):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from op_tools.autocompare.identities.projections import Residual, Rounding, projected, signs, squared
+from op_tools.autocompare.identities.projections import Residual, Rounding, projected, signs, squared, sums_of
 from op_tools.autocompare.identities.proof import Facts, Measured, Proof, place_of
 from op_tools.autocompare.observed import ObservedCall
 from op_tools.core.gradients import Gradients
@@ -146,23 +146,16 @@ def _residual(
         left, result = _flat(left), _flat(result)
         addend = addend if addend is None or addend.dim() < 2 else _flat(addend)
     columns = signs(right.shape[-1], right.device)
-    wanted = projected(left, projected(right, columns))
+    of_right, of_result = sums_of(right, columns), sums_of(result, columns)
+    wanted, parts = sums_of(left, *of_right)
     if alpha != 1:
-        wanted = alpha * wanted
-    size, terms = squared(result), left.shape[-1]
-    parts = squared_terms(left, right) * alpha**2
+        wanted, parts = alpha * wanted, alpha**2 * parts
+    size, terms = of_result.squares, left.shape[-1]
     if addend is not None:
         wanted = wanted + beta * projected(addend.expand(result.shape[-addend.dim() :]), columns)
         parts = parts + beta**2 * squared(addend)
     variance = rounding.of_values(size, result.shape[-1]) + rounding.of_sums(terms, size, parts)
-    return Residual(projected(result, columns), wanted, variance, rounding.of_slope(terms))
-
-
-def squared_terms(left: Tensor, right: Tensor) -> Tensor:
-    """For each row of the result: the squares of all the products that are added up in it."""
-    weights = squared(right).to(torch.float64 if left.dtype is torch.float64 else torch.float32)
-    wide = left if left.dtype is torch.float64 else left.float()
-    return projected(wide.square(), weights.unsqueeze(-1)).squeeze(-1)
+    return Residual(of_result.projections, wanted, variance, rounding.of_slope(terms))
 
 
 def _flat(tensor: Tensor) -> Tensor:

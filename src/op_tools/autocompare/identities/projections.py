@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.reference.ways import has_float64
+from op_tools.device.row_sums import row_sums
 
 COLUMNS = 4  # signs for each element: two equal errors in a row cancel out with a probability of 1 / 2**COLUMNS
 ACCUMULATOR = 2.0**-24  # a device adds up in float32
@@ -109,8 +110,29 @@ def numbers(residual: Residual) -> Tensor:
 # ---- sums ------------------------------------------------------------------------------------------------------------
 
 
+class Sums(NamedTuple):
+    """Of each row: its projections (…, columns) and the squares of its elements, added up."""
+
+    projections: Tensor
+    squares: Tensor
+
+
+def sums_of(tensor: Tensor, weights: Tensor, of_squares: Tensor | None = None) -> Sums:
+    """Over the last dimension, with each column of `weights`; squares times weights of their own, if there are any."""
+    found = row_sums(tensor, weights, of_squares)
+    if found is not None:
+        return Sums(*found)
+    if of_squares is None:
+        return Sums(projected(tensor, weights), squared(tensor))
+    squares = (tensor if tensor.dtype is torch.float64 else tensor.float()).square()
+    return Sums(projected(tensor, weights), projected(squares, of_squares.unsqueeze(-1)).squeeze(-1))
+
+
 def projected(tensor: Tensor, weights: Tensor) -> Tensor:
     """Sums over the last dimension with each column of `weights` (…, elements, columns): (…, columns)."""
+    found = row_sums(tensor, weights)
+    if found is not None:
+        return found[0]
     dtype = _wide(tensor)
     weights = weights.to(torch.float64 if tensor.dtype is torch.float64 else torch.float32)
     if tensor.numel() <= _MAX_ELEMENTS_AT_ONCE:  # small ones take as long as their kernels are many

@@ -183,7 +183,7 @@ class PickedRows:
         if call.changed or not isinstance(call.result, Tensor) or not call.result.numel():
             return None
         if base == "embedding" and len(args) >= 2 and kwargs.get("max_norm") is None:
-            picked, table = args[:2]
+            table, picked = args[:2] if _is_table(args[0]) else args[1::-1]
         elif base == "index_select" and len(args) == 3 and args[1] == 0:
             table, _, picked = args
         else:
@@ -199,9 +199,10 @@ class PickedRows:
         rows = flat[start : start + count]
         table = self._table[rows]
         numbers = torch.arange(count, device="cpu").to(rows.device)
-        base = normalized(self._call.name).base
-        args = (numbers, table) if base == "embedding" else (table, 0, numbers)
-        got = self._result.reshape(-1, self._table.shape[1])[start : start + count]
+        args: tuple[Any, ...] = (table, 0, numbers)
+        if normalized(self._call.name).base == "embedding":
+            args = (table, numbers) if _is_table(self._call.given.args[0]) else (numbers, table)
+        got = self._result.reshape(-1, self._table.shape[1])[start : start + count].clone()  # the program may change it
         yield Sample(replace(self._call, given=Arguments(args, {}), kept=None, result=got))
 
     def backward(self, gradients: Gradients) -> Iterator[Proof]:
@@ -209,6 +210,11 @@ class PickedRows:
 
     def tensors(self) -> list[Tensor]:
         return []
+
+
+def _is_table(value: Any) -> bool:
+    """torch.nn.functional.embedding has the numbers of the rows first, aten the table."""
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _is_by_element(name: str) -> bool:

@@ -19,6 +19,7 @@ from op_tools.autocompare.reference.runs import Reference
 from op_tools.ops.names import normalized
 
 _HALF_A_UNIT = 2.0**-24  # of float32: the gradient of a choice is a copy
+_WITH_OTHERS = ("linalg.lstsq", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 _SORTED = {"topk": 4, "unique": 1, "_unique2": 1}  # where `sorted` stands among the arguments
 
 
@@ -36,8 +37,9 @@ def has_free_order(call: ObservedCall) -> bool:
 
 
 def may_be_left_out(value: Value, name: str) -> bool:
-    """Residuals, rank and singular values of lstsq: which of them there are depends on the driver."""
-    is_beside = normalized(name).base == "linalg.lstsq" and value.part.role == "output" and value.part.places[0] > 0
+    """What stands beside a result: whether it is there depends on the driver of lstsq; or on the kernel of a batch
+    norm, which keeps it for its own backward pass."""
+    is_beside = normalized(name).base in _WITH_OTHERS and value.part.role == "output" and value.part.places[0] > 0
     return is_beside and 0 in (value.got.numel(), value.expected.numel())
 
 

@@ -82,8 +82,34 @@ def _poisson(call: ObservedCall, drawn: Tensor) -> str:
     return ""
 
 
+def _gamma(call: ObservedCall, drawn: Tensor) -> str:
+    shapes, values = call.given.tensors[0].detach().double(), drawn.double()
+    if not bool(((values >= 0) & values.isfinite()).all()):
+        return "numbers are drawn that are negative, NaN or infinite"
+    total = shapes.sum()  # the mean of all draws together, and their variance
+    if _are_far(values.sum(), total, total, drawn.dtype):
+        return f"{drawn.numel():,} draws add up to {float(values.sum()):g}, it should be about {float(total):g}"
+    return ""
+
+
+def _dirichlet(call: ObservedCall, drawn: Tensor) -> str:
+    shapes, shares = (one.double().reshape(-1, drawn.shape[-1]) for one in (call.given.tensors[0].detach(), drawn))
+    coarse = _COARSE * torch.finfo(drawn.dtype).eps
+    if not bool(((shares >= 0) & (shares <= 1 + coarse)).all()):
+        return "shares are drawn that are not between 0 and 1"
+    if bool(((shares.sum(-1) - 1).abs() > coarse).any()):
+        return "shares do not add up to 1"
+    whole = shapes.sum(-1, keepdim=True)
+    means = shapes / whole
+    if _are_far(shares.sum(0), means.sum(0), (means * (1 - means) / (whole + 1)).sum(0), drawn.dtype):
+        return f"the means of {len(shares):,} draws are not what they should be"
+    return ""
+
+
 # the reason why a call cannot have drawn this, "" where it can, None where nothing can be said here
 IMPOSSIBLE: dict[str, Callable[[ObservedCall, Tensor], str | None]] = {
+    "_sample_dirichlet": _dirichlet,
+    "_standard_gamma": _gamma,
     "bernoulli": _bernoulli,
     "multinomial": _multinomial,
     "poisson": _poisson,

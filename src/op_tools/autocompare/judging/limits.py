@@ -29,6 +29,7 @@ class Limits(NamedTuple):
 
 
 LOW = Limits(1.5, 3.0, 16.0, 0.6)  # computed in float32, then rounded once
+LOW_MEAN = Limits(1.5, 3.0, 6.0, 0.6)  # one number, of numbers that were each rounded once
 LOW_NORM = Limits(1.5, 3.0, 16.0, 1 / 32)
 LOW_NORM_ALONE = Limits(1.5, 3.0, 16.0, 1 / 3)  # where factors on the way may be rounded
 LOW_SUMS = Limits(2.0, 4.0, 20.0, 0.6)  # parts of a sum may be rounded, too (allow_bf16_reduced_precision_reduction)
@@ -38,7 +39,7 @@ SINGLE_LOOSE = Limits(128.0, 128.0, 1024.0, 64.0)  # Winograd's algorithm, atten
 IN_TF32 = Limits(4.0, 4.0, 32.0, 2.0)  # against a CPU that cuts factors off to tf32
 DOUBLE = Limits(256.0, 256.0, 4096.0, 256.0)  # the reference is no better
 
-DEVICE_ALONE_SLACK = 4.0  # widens all limits where the device itself is the reference and no CPU confirms
+DEVICE_ALONE_SLACK = 4.0  # widens all limits where the device itself is the reference, and the CPU is seldom asked
 _MAX_BIAS_SLACK = 1.5  # roundings have no direction, however many there are
 # share of what 16 bits cost a typical value that is still much more than float32 costs it
 _FLOOR_IN_FLOAT32 = 2.0**-12
@@ -112,6 +113,18 @@ def precision_of(dtype: torch.dtype, limits: Limits | None = None, slack: float 
     # float16 needs its subnormals; the tiny numbers of other dtypes may be flushed to zero
     smallest = 2.0**-25 if dtype is torch.float16 else float(info.tiny)
     return Precision(str(dtype).partition(".")[2], float(info.eps), smallest, float(info.max), limits, floor)
+
+
+def precision_of_mean(dtype: torch.dtype, count: float, elements: int) -> Precision:
+    """For `elements` means, or sums, of so many numbers together that were each rounded to this dtype."""
+    precision = precision_of(dtype, LOW_MEAN if elements == 1 else None)
+    return precision._replace(eps=precision.eps / math.sqrt(max(1.0, count / max(1, elements))))
+
+
+def with_tf32_inside(precision: Precision) -> Precision:
+    """Where some products on the way may be cut off to tf32, which makes them all a little smaller."""
+    bias = max(precision.limits.bias, IN_TF32.bias * _TF32_EPS / precision.eps)
+    return precision._replace(limits=precision.limits._replace(bias=bias))
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -49,7 +49,8 @@ def is_random(call: ObservedCall) -> bool:
             return drop_rate(args, kwargs) not in (0.0, 1.0) and _in_training(args, kwargs)
         if base == "rrelu":
             return bool(argument(args, kwargs, 3, "training", False))
-        return True
+        # a pool by fractions may be told where its windows begin
+        return not (base.startswith("fractional_max_pool") and kwargs.get("_random_samples") is not None)
     return drops_inside(name, args, kwargs)
 
 

@@ -17,6 +17,7 @@ _DIMENSIONS: dict[str, tuple[int, int | None]] = {
     "argmin": (1, None),
     "argsort": (1, -1),
     "sort": (1, -1),
+    "msort": (1, 0),
     "topk": (2, -1),
     "kthvalue": (2, -1),
     "mode": (1, -1),

@@ -24,6 +24,8 @@ from op_tools.output import messages
 from op_tools.values.tensors import with_memory
 
 SLOTS = 128  # programs for each pair
+SLOTS_OF_LARGE = 1024  # which takes about half of the time for large ones, and five times as long for small ones
+_LARGE = 2**21  # elements of a pair, on average
 _FIELDS = error_statistics.Found._fields
 # what the kernel finds, in its order; the rest of Found is zero without a run on the CPU
 SUMS = (
@@ -52,7 +54,8 @@ def look(looks: Sequence[Look]) -> Tensor:
     return _launched(kernels, looks)
 
 
-def _launched(kernels: Any, looks: Sequence[Look]) -> Tensor:
+def _launched(kernels: Any, looks: Sequence[Look], slots: int = 0) -> Tensor:
+    """`slots`: as many as suit the sizes, where they are not given."""
     count, device = len(looks), looks[0].got.device
     held: list[Tensor] = []  # until the kernels are launched
     addresses: list[int] = []
@@ -65,8 +68,10 @@ def _launched(kernels: Any, looks: Sequence[Look]) -> Tensor:
         addresses += (got, expected, one.elements, 0 if allowance is None else allowance.data_ptr())
     numbers = [_numbers(one.precision or _EXACT, one.tolerance.rtol) for one in looks]
     table, given = _in_one_copy(addresses, b"".join(numbers), device)
-    sizes = torch.empty((count, 2, SLOTS), dtype=torch.float64, device=device)
-    found = torch.empty((count, SLOTS, 16), dtype=torch.float64, device=device)
+    if not slots:
+        slots = SLOTS_OF_LARGE if sum(one.elements for one in looks) >= _LARGE * count else SLOTS
+    sizes = torch.empty((count, 2, slots), dtype=torch.float64, device=device)
+    found = torch.empty((count, slots, 16), dtype=torch.float64, device=device)
     kernels.run(table, given, sizes, found, count, looks[0].got.dtype, looks[0].expected.dtype)
     sums, maxima = found[:, :, : len(SUMS)].sum(1), found[:, :, len(SUMS) : len(SUMS) + len(MAXIMA)].amax(1)
     return torch.cat((sums, maxima, sums.new_zeros((count, 1))), 1).index_select(1, _places(device))
@@ -148,8 +153,8 @@ def _compare_with_torch(kernels: Any, device: torch.device) -> None:
             *(Look(one.got, one.expected, fine, tolerance) for one in looks),
             *(Look(one.got, one.expected, fine, tolerance, one.expected.abs().sqrt()) for one in looks),
         ]
-        fast = _launched(kernels, looks).tolist()
-        for one, numbers in zip(looks, fast):
+        fast = [row for slots in (SLOTS, SLOTS_OF_LARGE) for row in _launched(kernels, looks, slots).tolist()]
+        for one, numbers in zip(looks * 2, fast):
             assert one.precision is not None
             slow = verdict.first_look(one.got, one.expected, one.precision, tolerance, one.allowance).tolist()
             for name, left, right in zip(_FIELDS, numbers, slow):

@@ -132,6 +132,7 @@ def run(table, given, sizes, found, pairs, got, expected):
     """Fills `found`: the sums and maxima of fused.py for each pair and slot."""
     slots = found.shape[1]
     grid = (pairs, slots)
+    block = 512 if slots <= 128 else 256  # more of them are at work at once
     with torch.cuda.device(table.device):
-        _measure_sizes[grid](table, sizes, _TYPES[expected], slots, 512)
-        _look[grid](table, given, sizes, found, _TYPES[got], _TYPES[expected], slots, 512)
+        _measure_sizes[grid](table, sizes, _TYPES[expected], slots, block)
+        _look[grid](table, given, sizes, found, _TYPES[got], _TYPES[expected], slots, block)

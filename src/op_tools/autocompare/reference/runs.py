@@ -21,8 +21,19 @@ from op_tools.autocompare.judging import limits
 from op_tools.autocompare.judging.limits import Precision
 from op_tools.autocompare.judging.measures import dense, same_bits
 from op_tools.autocompare.observed import CannotCompare, InputGradients, ObservedCall, Part
-from op_tools.autocompare.reference import shield, tf32
-from op_tools.autocompare.reference.ways import SINGLE, Dtypes, Function, Way, Ways, adapted, stand_in, ways_with
+from op_tools.autocompare.reference import shield, stand_ins, tf32
+from op_tools.autocompare.reference.ways import (
+    ROUNDED_ONCE,
+    SINGLE,
+    Dtypes,
+    Function,
+    Way,
+    Ways,
+    adapted,
+    rounded_terms,
+    stand_in,
+    ways_with,
+)
 from op_tools.ops import autocast_policy, silent_writes
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
@@ -124,10 +135,20 @@ class Reference:
         try:
             self.expected, self.gradients = self._run(self.ways.higher)
         except Exception as error:  # noqa: BLE001  see above
+            if self._run_instead(error):
+                return
             if self.same is None and not self._run_in_single():
                 raise CannotCompare(reason or _in_words(error)) from None
             if self.same is not None:
                 self.expected, self.gradients = self.same, self.same_gradients
+
+    def _run_instead(self, error: Exception) -> bool:
+        """Another function that gives the same, where the op's own lacks a dtype. False where there is none."""
+        for function in stand_ins.instead_of(self.name, self.observed.function, error):
+            with contextlib.suppress(Exception):  # a call of another form
+                self.expected, self.gradients = self._run(self.ways.higher, function)
+                return True
+        return False
 
     def _run_in_single(self) -> bool:
         """On a device that has no kernel for float64: float32 is higher than 16 bits. False where that does not go."""
@@ -167,11 +188,11 @@ class Reference:
         self.grad_outputs = grad_outputs
         return True
 
-    def other_values(self, part: Part) -> Iterator[Tensor]:
-        """A value as the CPU makes it in other ways that are just as right.
+    def other_values(self, part: Part, dtype: torch.dtype) -> Iterator[Tensor]:
+        """A value of this dtype as the CPU makes it in other ways that are just as right.
 
-        Autocast leaves a choice; and a gradient that is to be differentiated again may come by another formula, with
-        roundings between its parts (silu, mish).
+        Autocast leaves a choice, though none in 16 bits where the device's result is in float32; and a gradient that is
+        to be differentiated again may come by another formula, with roundings between its parts (silu, mish).
         """
         if self._others is None:
             self._others = []
@@ -184,7 +205,7 @@ class Reference:
                     self._others.append(self._run(way, function))
         for again, gradients in self._others:
             value = part.of(again, gradients)
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and (part.role == "gradient" or not _is_coarser(value.dtype, dtype)):
                 yield dense(value)
 
     @functools.cached_property
@@ -227,8 +248,24 @@ class Reference:
             size = results[0].numel() if results and isinstance(results[0], Tensor) else 0
             is_by_element = bool(results) and got.numel() >= size
         is_relative = role != "gradient" and Trait.RELATIVE in ways.traits and "alpha" not in self.observed.given.kwargs
-        facts = (is_by_element, is_relative, ways.is_tf32, ways.on_device, self._slack)
-        return limits.precision_for(self.name, got.dtype, computed_in, *facts)
+        facts = (is_by_element, is_relative, ways.is_tf32, ways.on_device, self._slack_of_roundings())
+        if ways.chosen is not None and role == "output" and got.dtype is torch.float32:
+            terms = rounded_terms(self.observed)  # that the CPU's sum of them happens to be right says nothing
+            if terms is not None:
+                return limits.precision_of_mean(self.observed.given.tensors[0].dtype, terms, got.numel())
+        precision = limits.precision_for(self.name, got.dtype, computed_in, *facts)
+        has_products = Trait.LOGITS in ways.traits and Trait.MATRIX in ways.traits
+        if has_products and self.observed.is_tf32 and precision.name != "tf32":
+            return limits.with_tf32_inside(precision)  # attention in 16 bits has products in float32
+        return precision
+
+    def _slack_of_roundings(self) -> float:
+        """The CPU's run in float32 is rounded once: where it lacks kernels for the dtype, it is unknown how often an op
+        that is made of others rounds."""
+        is_rounded_once = self.same is not None and self.same.way.name == ROUNDED_ONCE
+        if is_rounded_once and not self.ways.traits & (Trait.POINTWISE | Trait.EXACT):
+            return max(self._slack, limits.DEVICE_ALONE_SLACK)
+        return self._slack
 
 
 _LOSS = re.compile(r"(_loss|cross_entropy)(_with_logits)?$")
@@ -241,6 +278,10 @@ def _is_exact(call: ObservedCall, ways: Ways) -> bool:
         return ways.is_exact and not any(tensor.is_complex() for tensor in call.given.tensors)
     # an embedding that does not renormalize its rows copies them
     return ways.is_exact or (not ways.on_device and not call.changed and base == "embedding")
+
+
+def _is_coarser(one: torch.dtype, other: torch.dtype) -> bool:
+    return one in limits.IN_16_BITS and other is torch.float32
 
 
 def _in_words(error: BaseException) -> str:
@@ -306,10 +347,10 @@ def run(function: Function, given: Arguments, way: Way, graph: bool = False, cha
     if graph and changes_inputs:  # it is handed copies that belong to the graph
         copied: dict[int, Tensor] = {}
         with _undisturbed(None, True):
-            lent = _moved(given.tensors, way, True, True, copied)
+            lent = given.moved_tensors(way.dtypes, way.change, way.device, True, True, copied)
         leaves = [copied.get(id(tensor)) for tensor in given.tensors]
     else:
-        lent = _moved(given.tensors, way, graph, changes_inputs, {})
+        lent = given.moved_tensors(way.dtypes, way.change, way.device, graph, changes_inputs, {})
         leaves = [tensor if tensor.requires_grad else None for tensor in lent]
     arguments = given.with_tensors(lent)
     args, kwargs = arguments.args, arguments.kwargs
@@ -330,35 +371,6 @@ def run(function: Function, given: Arguments, way: Way, graph: bool = False, cha
     if args is not arguments.args or kwargs is not arguments.kwargs:
         arguments = Arguments(args, kwargs)
     return Run(way, arguments, result, leaves, written)
-
-
-def _moved(
-    tensors: list[Tensor], way: Way, graph: bool, changes_inputs: bool, copied: dict[int, Tensor]
-) -> list[Tensor]:
-    """The tensors of a call as another run is given them. `copied`: leaves of which the call is given copies."""
-    made: dict[int, Tensor] = {}
-    dtypes, change, device = way.dtypes, way.change, way.device
-    for tensor in tensors:
-        if id(tensor) in made:
-            continue
-        moved = tensor.detach()
-        is_number = moved.is_floating_point() or moved.is_complex()
-        if is_number:
-            if change is not None:
-                moved = change(moved)
-            elif moved.dtype in dtypes:
-                moved = moved.to(dtypes[moved.dtype])
-        if device is not None:
-            moved = moved.to(device)
-        if changes_inputs and (moved.layout is not torch.strided or moved.data_ptr() == tensor.data_ptr()):
-            moved = moved.clone()
-        if graph and is_number and tensor.requires_grad:
-            moved.requires_grad_()
-            if changes_inputs:
-                copied[id(tensor)] = moved
-                moved = moved.clone()
-        made[id(tensor)] = moved
-    return [made[id(tensor)] for tensor in tensors]
 
 
 # ---- leaving everything as it was ------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from op_tools.autocompare.arguments import Arguments, Convert
+from op_tools.autocompare.judging import limits
+from op_tools.autocompare.observed import ObservedCall
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
@@ -30,6 +32,7 @@ HIGHER: Dtypes = {
     torch.complex64: torch.complex128,
 }
 
+ROUNDED_ONCE = "float32"  # the name of a way
 SINGLE: Dtypes = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 
@@ -136,7 +139,7 @@ def _on_cpu(
         # an op that is made of others: autocast looks at each of them
         ways.append((None, Way("autocast on the CPU", {}, autocast=autocast)))
     # where the CPU has no kernel for a low precision: rounded once, in the end
-    return [*ways, (None, Way("float32", SINGLE))]
+    return [*ways, (None, Way(ROUNDED_ONCE, SINGLE))]
 
 
 def _cross_entropy_in_parts(
@@ -166,6 +169,29 @@ def _cross_entropy_in_parts(
     picked = functional.nll_loss(log, target, weights, ignore_index=ignore_index, reduction="none")
     even = -weighted.sum(-1) * counts
     return _reduced((1 - label_smoothing) * picked + label_smoothing / classes * even, total, reduction)
+
+
+_OF_CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index")
+
+
+def rounded_terms(call: ObservedCall) -> float | None:
+    """How many logarithms, each rounded to the 16 bits of the scores, a cross entropy under autocast is the mean of.
+
+    Of rows with unequal weights, as many as would average out as well. None for other calls.
+    """
+    if normalized(call.name).base != "cross_entropy" or not call.given.tensors:
+        return None
+    given = {**dict(zip(_OF_CROSS_ENTROPY, call.given.args)), **call.given.kwargs}
+    scores, target, weight = given.get("input"), given.get("target"), given.get("weight")
+    if not isinstance(scores, Tensor) or scores.dtype not in limits.IN_16_BITS or not scores.numel():
+        return None
+    if not isinstance(target, Tensor) or target.is_floating_point() or not target.is_cpu:  # reading would wait
+        return scores.numel() / scores.shape[min(1, scores.dim() - 1)]
+    counted = target != given.get("ignore_index", -100)
+    if weight is None:
+        return float(counted.sum())
+    weights = weight.double()[target.clamp(min=0)] * counted
+    return float(weights.sum().square() / weights.square().sum().clamp(min=1e-300))
 
 
 def _reduced(losses: Tensor, count: Tensor | int, reduction: str) -> Tensor:

@@ -53,19 +53,10 @@ inline PyObject* digest(PyObject*, PyObject* const* arguments, Py_ssize_t count)
   HANDLE_TH_ERRORS
   using Function = void(at::TensorList, at::Tensor, int64_t);
   static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("op_tools::digest", "").typed<Function>();
-  if (count != 3 || !PyList_Check(arguments[0]) || !python::is_tensor(arguments[1])) {
-    PyErr_SetString(PyExc_TypeError, "digest(tensors, lines, first)");
-    return nullptr;
-  }
+  TORCH_CHECK_TYPE(count == 3 && python::is_tensor(arguments[1]), "digest(tensors, lines, first)");
   const int64_t first = PyLong_AsLongLong(arguments[2]);
   if (PyErr_Occurred()) return nullptr;
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(static_cast<size_t>(PyList_GET_SIZE(arguments[0])));
-  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(arguments[0]); ++index) {
-    PyObject* value = PyList_GET_ITEM(arguments[0], index);
-    TORCH_CHECK_TYPE(python::is_tensor(value), "digest(tensors, lines, first)");
-    tensors.push_back(THPVariable_Unpack(value));
-  }
+  const auto tensors = python::tensors_of(arguments[0], "digest(tensors, lines, first)");
   const at::Tensor lines = THPVariable_Unpack(arguments[1]);
   {
     pybind11::gil_scoped_release no_lock;

@@ -98,7 +98,7 @@ struct Phrases {
 // An op at one place in the program. Mostly the descriptions of one call there are those of the next.
 struct Site {
   const std::string name, module, line;
-  mutable Kept inputs, outputs;            // of the call that was there last, under Python's lock
+  mutable Kept inputs, outputs;            // of the call that was there last, under the GIL
   mutable Kept grad_inputs, grad_outputs;  // likewise, under the timer's
   mutable std::unique_ptr<const Phrases> phrases;  // the book's, once it has written of it
 };
@@ -133,7 +133,7 @@ struct Measured {
   int64_t stream;
 };
 
-// One thread at a time takes in, with Python's lock or without.
+// One thread at a time takes in, with the GIL or without.
 class Book {
  public:
   // `trace` tells the tracks of threads and streams; it has room for `most_lines`.

@@ -109,17 +109,8 @@ inline PyObject* moments(PyObject*, PyObject* const* arguments, Py_ssize_t count
   HANDLE_TH_ERRORS
   using Function = void(at::TensorList, at::Tensor);
   static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow("op_tools::moments", "").typed<Function>();
-  if (count != 2 || !PyList_Check(arguments[0]) || !python::is_tensor(arguments[1])) {
-    PyErr_SetString(PyExc_TypeError, "moments(tensors, lines)");
-    return nullptr;
-  }
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(static_cast<size_t>(PyList_GET_SIZE(arguments[0])));
-  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(arguments[0]); ++index) {
-    PyObject* value = PyList_GET_ITEM(arguments[0], index);
-    TORCH_CHECK_TYPE(python::is_tensor(value), "moments(tensors, lines)");
-    tensors.push_back(THPVariable_Unpack(value));
-  }
+  TORCH_CHECK_TYPE(count == 2 && python::is_tensor(arguments[1]), "moments(tensors, lines)");
+  const auto tensors = python::tensors_of(arguments[0], "moments(tensors, lines)");
   const at::Tensor lines = THPVariable_Unpack(arguments[1]);
   {
     pybind11::gil_scoped_release no_lock;

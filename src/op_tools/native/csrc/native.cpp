@@ -9,7 +9,7 @@
 // digests_host.h (a few numbers that tell what a
 // tensor holds), moments.h (few and cheap ones, of every step), and here the module.
 #ifndef NDEBUG
-#define NDEBUG  // or pybind11 asks at every reference whether Python's lock is held, and torch checks itself
+#define NDEBUG  // or pybind11 asks at every reference whether the GIL is held, and torch checks itself
 #endif
 
 #include "python.h"

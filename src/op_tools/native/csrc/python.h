@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace python {
 
@@ -59,6 +60,19 @@ bool each_tensor(PyObject* value, const Visit& visit) {
       if (!each_tensor(part, visit)) return false;
   }
   return true;
+}
+
+// The tensors of a list; whatever else is in it is a TypeError that shows how the function is called.
+inline std::vector<at::Tensor> tensors_of(PyObject* list, const char* signature) {
+  TORCH_CHECK_TYPE(PyList_Check(list), signature);
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(static_cast<size_t>(PyList_GET_SIZE(list)));
+  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(list); ++index) {
+    PyObject* value = PyList_GET_ITEM(list, index);
+    TORCH_CHECK_TYPE(is_tensor(value), signature);
+    tensors.push_back(THPVariable_Unpack(value));
+  }
+  return tensors;
 }
 
 // As a table of methods wants it.

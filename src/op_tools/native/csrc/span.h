@@ -25,7 +25,7 @@ inline std::string as_string(PyObject* value) {
   return {letters, static_cast<size_t>(length)};
 }
 
-// What C++ cannot put into words is put into words by Python.
+// What C++ cannot describe, Python describes.
 inline std::string described_by(const python::Reference& function, PyObject* first, PyObject* second = nullptr) {
   auto text = pybind11::reinterpret_steal<pybind11::object>(
       PyObject_CallFunctionObjArgs(function->get(), first, second, nullptr));

@@ -388,8 +388,8 @@ class Timer {
   }
 
   Book book;
-  const python::Reference describe_call, describe;  // in Python, for what C++ cannot put into words
-  python::Reference read_soon;  // under Python's lock
+  const python::Reference describe_call, describe;  // in Python, for what C++ cannot describe
+  python::Reference read_soon;  // under the GIL
   std::optional<c10::Device> latest;  // an op that makes its tensors: they will be where the last ones were
 
  private:

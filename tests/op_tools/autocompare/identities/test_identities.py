@@ -260,3 +260,17 @@ def test_what_fails_when_a_backward_pass_ends_does_not_end_the_training(device, 
             (x * 2).sum().backward()
     assert x.grad.tolist() == [4.0] * 3
     assert capsys.readouterr().err.count("out of range") == 1
+
+
+@pytest.mark.parametrize("reference", ["device", "identities"])
+def test_rows_that_are_scaled_in_place_after_they_were_picked_are_right(compared, device, reference):
+    table, numbers = nn.Embedding(10, 8).to(device), torch.tensor([1, 2, 3, 1]).to(device)
+
+    def program():
+        rows = table(numbers)
+        rows *= 2.0
+        rows.square().sum().backward()
+        more = torch.index_select(table.weight, 0, numbers)
+        more *= 3.0
+
+    assert list(compared(program, reference)) == []

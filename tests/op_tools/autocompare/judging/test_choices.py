@@ -864,3 +864,141 @@ def test_scaled_steps_of_a_fused_optimizer_are_compared(device, reference):
     with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
         run()
     assert (tool.results[:], tool.results.not_looked_at) == ([], [])
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_whole_numbers_are_counted_though_the_cpu_only_counts_others(device, reference):
+    def counted(x, bins, low=0, high=0):
+        return x.cpu().float().histc(bins, low, high).to(x.dtype).to(x.device)
+
+    def program():
+        places = torch.arange(20, dtype=torch.int32).to(device) % 5
+        torch.histc(places, 5, 0, 4)
+
+    with kernel("histc", counted), op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        program()
+    assert not list(tool.results)
+    assert not tool.results.not_looked_at
+    with kernel("histc", lambda *given: counted(*given) + 1):
+        assert wrong(program, reference="cpu") == {"histc"}
+
+
+GROUPS = {"rows": ((12, 8), (3, 8, 4)), "columns": ((3, 4, 8), (8, 12)), "sums": ((8, 12), (12, 4))}
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped products")
+@pytest.mark.parametrize("shapes", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_grouped_products_are_compared_with_float64(device, reference, shapes):
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(shape, generator=generator).to(device).requires_grad_() for shape in shapes)
+    ends = torch.tensor([4, 4, 12], dtype=torch.int32).to(device)
+
+    def program():
+        torch._grouped_mm(left, right, offs=ends).square().sum().backward()
+
+    with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        program()
+    assert not list(tool.results)
+    assert not tool.results.not_looked_at
+    with faults.inject("aten._grouped_mm: scale=1.0001, phase=forward"):
+        assert wrong(program, reference=reference) == {"_grouped_mm"}
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_the_gradient_of_msort_may_go_to_any_of_equal_values(device, reference):
+    def backwards(x, *, stable=False, dim=-1, descending=False):
+        values, places = x.cpu().flip(dim).sort(dim=dim, descending=descending, stable=True)
+        return values.to(x.device), (x.shape[dim] - 1 - places).to(x.device)
+
+    x = torch.randn(700, generator=torch.Generator().manual_seed(0)).bfloat16().to(device).requires_grad_()
+    weights = torch.randn(700, generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
+    with kernel("sort.stable", backwards):
+        assert wrong(lambda: (torch.msort(x) * weights).sum().backward(), reference=reference) == set()
+
+
+def test_what_a_batch_norm_keeps_for_its_gradient_may_be_there_or_not(device):
+    x, ones, zeros = (torch.full((2, 3, 4), 0.5), torch.ones(3), torch.zeros(3))
+    given = [one.to(device) for one in (x, ones, zeros, zeros, ones)]
+
+    def normed(x, weight, bias, mean, variance, training, momentum, eps):
+        made = torch.native_batch_norm(
+            *(one.cpu() for one in (x, weight, bias, mean, variance)), training, momentum, eps
+        )
+        return made[0].to(x.device), torch.zeros_like(mean), torch.ones_like(mean)
+
+    with kernel("native_batch_norm", normed):
+        assert wrong(lambda: torch.native_batch_norm(*given, False, 0.1, 1e-5)) == set()
+
+
+def test_a_pool_by_fractions_draws_its_windows_also_where_it_tells_their_places(device):
+    x = torch.randn(2, 3, 5, 5, 5, device=device)
+    pool = torch.nn.functional.fractional_max_pool3d
+    assert wrong(lambda: (x + 1, pool(x, 2, output_size=(2, 3, 2), return_indices=True))) == set()
+
+
+def with_rounded_statistics(x, weight, bias, batch, channels, area, groups, eps):
+    """As CUDA has it: mean and deviation are kept in the dtype of the data."""
+    whole = x.cpu().float().view(batch, groups, -1)
+    mean, scale = whole.mean(-1).to(x.dtype), (whole.var(-1, unbiased=False) + eps).rsqrt().to(x.dtype)
+    made = ((whole - mean[..., None].float()) * scale[..., None].float()).view(batch, channels, area)
+    made = made * weight.cpu().float()[:, None] + bias.cpu().float()[:, None]
+    return made.view(x.shape).to(x.device, x.dtype), mean.to(x.device), scale.to(x.device)
+
+
+def test_a_group_norm_may_keep_its_statistics_in_16_bits(device):
+    for seed in range(6):
+        x = torch.randn(2, 8, 12, 12, generator=torch.Generator().manual_seed(seed)).bfloat16().to(device)
+        norm = torch.nn.GroupNorm(2, 8).to(device, torch.bfloat16)
+        with kernel("native_group_norm", with_rounded_statistics):
+            assert wrong(lambda x=x, norm=norm: norm(x)) == set()
+    with faults.inject("aten.native_group_norm: scale=1.01"):
+        assert wrong(lambda: norm(x)) == {"group_norm"}
+
+
+def test_where_the_cpu_lacks_a_dtype_nobody_knows_what_roundings_on_the_way_cost(device):
+    library = torch.library.Library("lacking", "DEF")
+    library.define("softened(Tensor x) -> Tensor")
+
+    def softened(x):
+        if x.is_cpu and x.dtype is torch.bfloat16:
+            raise NotImplementedError("no kernel for BFloat16")
+        for _ in range(12):
+            x = x * 1.07 + x.abs().sqrt() * 0.03  # rounded each time
+        return x
+
+    for key in ("CPU", "PrivateUse1"):
+        library.impl("softened", softened, key)
+    x = torch.randn(40, 50, generator=torch.Generator().manual_seed(0)).bfloat16().to(device)
+    try:
+        assert wrong(lambda: torch.ops.lacking.softened(x)) == set()
+        with faults.inject("aten.sqrt: scale=1.2"):
+            assert wrong(lambda: torch.ops.lacking.softened(x)) == {"softened"}
+    finally:
+        library._destroy()
+
+
+def test_attention_in_16_bits_may_cut_off_its_float32_products_to_tf32(device):
+    """PyTorch's own, with dropout, multiplies in float32, whatever its inputs are."""
+    torch.manual_seed(0)
+    attention = torch.nn.MultiheadAttention(16, 4, 0.1, batch_first=True).to(device)
+    queries, memory = (torch.randn(2, length, 16).to(device).requires_grad_() for length in (4, 16))
+
+    def program():
+        with torch.autocast(device, torch.float16):
+            made = attention(queries, memory, memory, need_weights=False)[0]
+        made.float().square().sum().backward()
+
+    def plain():
+        query, key = (one.half().view(len(one), -1, 4, 4).transpose(1, 2) for one in (queries, memory))
+        torch.nn.functional.scaled_dot_product_attention(query, key, key, dropout_p=0.1).square().sum().backward()
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        with faults.inject("aten.*: tf32"):
+            assert wrong(program) == set()
+            assert wrong(plain) == set()
+        with faults.inject("aten.bmm: scale=1.01"):
+            assert wrong(program) == {"multi_head_attention_forward"}
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False

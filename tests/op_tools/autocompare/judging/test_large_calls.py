@@ -169,7 +169,10 @@ def test_long_rows_share_their_columns_errors(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
-@pytest.mark.parametrize("broken", ["", "aten.exp: tail=0.01"], ids=["right", "wrong"])
+@pytest.mark.parametrize(
+    "broken",
+    [pytest.param("", id="right"), pytest.param("aten.exp: tail=0.01", id="wrong", marks=pytest.mark.slow)],
+)
 def test_memory_is_bounded(broken, run_python, tmp_path):
     """In sizes of the tensor in float32: three copies on the host are needed, the reference takes pieces."""
     done = run_python(

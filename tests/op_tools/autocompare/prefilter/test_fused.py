@@ -49,11 +49,12 @@ def run(table, given, sizes, found, pairs, got, expected):
         sums = [scaled * scaled, scaled * value, value * value, mine * mine, mine * right, right * right, error * error]
         sums += [units / 2, (right != 0).double(), (~(finite | alike)).double()]
         maxima = [scaled.abs(), error.abs(), error.abs() / size.clamp_min(1e-300), units / 2, error.abs() - rtol * size]
-        slot = torch.arange(count) % fused.SLOTS
+        slots = found.shape[1]
+        slot = torch.arange(count) % slots
         for column, values in enumerate(sums):
-            found[pair, :, column] = torch.zeros(fused.SLOTS, dtype=torch.float64).index_add_(0, slot, values)
+            found[pair, :, column] = torch.zeros(slots, dtype=torch.float64).index_add_(0, slot, values)
         for column, values in enumerate(maxima, len(sums)):
-            zeros = torch.zeros(fused.SLOTS, dtype=torch.float64)
+            zeros = torch.zeros(slots, dtype=torch.float64)
             found[pair, :, column] = zeros.scatter_reduce_(0, slot, values, "amax")
 
 
