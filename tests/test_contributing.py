@@ -60,3 +60,9 @@ def test_how_it_works_names_files_that_are_there():
     source = ROOT / "src" / "op_tools"
     assert len(named) > 20
     assert [name for name in named if not (source / name).exists() and name != "src/op_tools"] == []
+
+
+def test_the_folders_of_tests_are_those_of_src():
+    tests = ROOT / "tests"
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
+    assert [str(folder) for folder in sorted(folders) if not (ROOT / "src" / folder).is_dir()] == []

@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from op_tools.compare_runs.findings import Findings
+    from op_tools.compare_runs.reading import Run
 
 _WIDTH = 120  # where there is no terminal
 
@@ -64,10 +65,10 @@ def command(
     engine: str,
     as_json: bool,
 ) -> None:
-    """Compare two runs by their statistics: RUN_A is the good one, RUN_B the one in doubt.
+    """Compare two runs by what they kept of every tensor: RUN_A is the good one, RUN_B the one in doubt.
 
-    Each is a folder of `ditorch run --capture=statistics`, or one that OpCapture wrote. The exit code is 0 where they
-    agree within rounding, 1 where they differ, 2 where that cannot be told.
+    Each is a folder of `ditorch run --capture=statistics` (or =data), or one that OpCapture wrote. The exit code is 0
+    where they agree within rounding, 1 where they differ, 2 where that cannot be told.
     """
     from op_tools.compare_runs import report
     from op_tools.compare_runs.comparison import compare
@@ -78,10 +79,10 @@ def command(
 
     table = [_shard(text) for text in shards]
     try:
-        runs = Run(run_a), Run(run_b), Run(healthy) if healthy else None
-        found = compare(*runs, limit or LIMIT, shards=table, jobs=jobs, engine=engine)
-        if data is not None or run_b.is_dir():
-            _settle(found, data or run_b)
+        a, b = Run(run_a), Run(run_b)
+        third = Run(healthy) if healthy else None
+        found = compare(a, b, third, limit or LIMIT, shards=table, jobs=jobs, engine=engine)
+        _settle(found, a, b, data)
     except CaptureError as error:
         print(f"ditorch compare: {error}", file=sys.stderr)
         sys.exit(UNKNOWN)
@@ -92,12 +93,17 @@ def command(
     sys.exit(found.exit_code)
 
 
-def _settle(found: Findings, data: Path) -> None:
+def _settle(found: Findings, a: Run, b: Run, data: Path | None) -> None:
     """By captured data, if there is any: only that needs torch."""
-    if next(data.rglob("input.pth"), None) is not None:
-        from op_tools.compare_runs.settling import settle
+    folder = data or b.path
+    if folder.is_dir() and next(folder.rglob("input.pth"), None) is not None:
+        from op_tools.compare_runs import settling
 
-        settle(found, data)
+        settling.settle(found, folder, of_suspects=data is None and b.has_data_only)
+    if a.has_data_only:
+        from op_tools.compare_runs import settling
+
+        settling.doubt_good_side(found, a.path)
 
 
 def _shard(text: str) -> tuple[str, int]:

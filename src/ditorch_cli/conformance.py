@@ -21,6 +21,7 @@ from ditorch_cli.run import run_variables
 from ditorch_conformance import devices, engines, known, page, profiles, pytorch_tests, summary, tables
 from ditorch_conformance import diff as diffs
 from ditorch_conformance.engines import Engine
+from ditorch_conformance.errors import ConformanceError
 from ditorch_conformance.journal import Journal
 from ditorch_conformance.ops import recipe as op_matrix
 from ditorch_conformance.process import Limits, Recipe
@@ -63,7 +64,13 @@ def _run_options(command: Command) -> Command:
                 show_default=True,
                 help="ray: the workers are spread over the machines of a Ray cluster.",
             ),
-            click.option("--timeout", default=120.0, show_default=True, help="Seconds that a case may take."),
+            click.option(
+                "--timeout",
+                default=120.0,
+                type=click.FloatRange(0, min_open=True),
+                show_default=True,
+                help="Seconds that a case may take.",
+            ),
             click.option(
                 "--memory", default="8GiB", callback=_bytes, show_default=True, help="That a case may take; 0: any."
             ),
@@ -106,7 +113,7 @@ def ops(device: str, ops: str, dtypes: str, samples: int, out: Path | None, one_
     folder = out or Path(f"ops_{device}")
     chosen = op_matrix.choice(ops, dtypes, samples)
     recipes = [(op_matrix.FILE, op_matrix.recipe(device, chosen, run_variables()))]
-    wanted = Selection(one_in=one_in)
+    wanted = Selection(one_in=one_in, names=tuple(chosen["ops"]))
     options = {"kind": "ops", "device": device, **chosen, **wanted.options()}
     _run(recipes, folder, options, wanted=wanted, shard_cases=op_matrix.SHARD_CASES, **rest)
 
@@ -161,7 +168,7 @@ def _run(
         raise click.UsageError("--update-known needs --known FILE, the file to write.")
     if baseline is not None:
         tables.read(baseline)  # a mistake is said now and not after hours
-    already = known.read(known_file) if known_file else known.Known()
+    already = known.read(known_file, may_be_missing=update_known) if known_file else known.Known()
     made = _engine(engine, jobs, Limits(timeout, memory=memory), _made(folder))
     journal = Journal(folder, options)
     try:
@@ -194,8 +201,13 @@ def _run(
 
 
 @conformance.command()
-@click.argument("results", type=click.Path(path_type=Path))
-@click.option("--baseline", type=click.Path(path_type=Path), help="Results on the CPU, to compare with.")
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--baseline",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Results on the CPU, to compare with; repeatable.",
+)
 @click.option("--known", "known_file", type=click.Path(path_type=Path), help="A file of known failures.")
 @click.option(
     "--html", type=click.Path(path_type=Path), help="Write a page: op x dtype, causes, every case; searchable."
@@ -203,10 +215,15 @@ def _run(
 @click.option("--markdown", is_flag=True, help="Print the table by file, as docs/conformance.md has it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema ditorch.conformance/1).")
 def report(
-    results: Path, baseline: Path | None, known_file: Path | None, html: Path | None, markdown: bool, as_json: bool
+    results: tuple[Path, ...],
+    baseline: tuple[Path, ...],
+    known_file: Path | None,
+    html: Path | None,
+    markdown: bool,
+    as_json: bool,
 ) -> None:
-    """Sum up RESULTS: a run's folder, also of one under way, or a CSV, or the reference's published archive."""
-    table, compared = tables.read(results), tables.read(baseline) if baseline else None
+    """Sum up RESULTS: folders of runs, also of one under way, or a CSV, or the reference's published archive."""
+    table, compared = tables.read_all(results), tables.read_all(baseline) if baseline else None
     already = known.read(known_file) if known_file else known.Known()
     if html is not None:
         tables.put(html, page.page(table))
@@ -266,5 +283,8 @@ def _engine(name: str, jobs: int, limits: Limits, folder: Path) -> Engine:
 
 
 def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConformanceError(f"{folder} cannot be made ({error.strerror}): choose another --out.") from None
     return folder

@@ -20,6 +20,7 @@ from ditorch_conformance.tables import Table
 
 _MAX_ROWS = 20
 _MAX_OPS = 8
+_MAX_WIDTH = 400
 
 
 def show_summary(table: Table, baseline: Table | None, known: Known) -> None:
@@ -59,14 +60,18 @@ def _show_counts(console: Console, what: str, rows: dict[str, Counter[str]], res
     if len(rows) > 1:
         whole = sum(rows.values(), Counter())
         grid.add_row("all", *(f"{whole[status]:,}" for status in statuses))
+    # as wide as its names: two files may differ at their ends only
+    wanted = console.measure(grid, options=console.options.update(width=_MAX_WIDTH)).maximum
+    before, console.width = console.width, max(console.width, wanted)
     console.print(grid)
+    console.width = before
 
 
 def _show_causes(table: Table, console: Console) -> None:
     causes = group(table.results)
     if not causes:
         return
-    console.print(f"\n[bold]{sum(cause.count for cause in causes):,} failures, {len(causes):,} causes[/]")
+    console.print(f"\n[bold]Failures: {sum(cause.count for cause in causes):,}, by cause: {len(causes):,}[/]")
     for cause in causes[:_MAX_ROWS]:
         dtypes = ", ".join(cause.dtypes)
         console.print(f"{cause.count:6,}  {cause.kind}  [bold]{escape(cause.raising)}[/]  {escape(cause.message)}")

@@ -37,7 +37,7 @@ def command(
     script that needs torch only, and runs the program with that op on the CPU. The exit code is 1 where an op was
     found, 0 where the runs agree, 2 where nothing can be told.
     """
-    from ditorch_diagnosis.diagnosis import Diagnosis
+    from ditorch_diagnosis.diagnosis import Diagnosis, check
     from ditorch_diagnosis.errors import DiagnosisError
     from ditorch_diagnosis.journal import identity
     from ditorch_diagnosis.stages import Stages
@@ -50,6 +50,7 @@ def command(
             raise DiagnosisError(
                 f"--good {good} is no folder: make it with `ditorch run --capture=statistics --out DIR`"
             )
+        check(good.absolute())
         known_by = identity(program, str(good.absolute()), steps or "")
         folder = (out or Path("ditorch_runs") / f"diagnose-{known_by}").absolute()
         stages = Stages(folder, known_by, told)

@@ -26,18 +26,20 @@ SCHEMA = "ditorch.export/1"
 def command(run: Path, form: str, out: Path | None, as_json: bool) -> None:
     """Write the statistics of a run as one table, a row for each tensor, for pandas, Polars or DuckDB.
 
-    RUN is a folder of `ditorch run --capture=statistics`, one that OpCapture wrote, or one file of it. The exit code is
-    0, or 2 where there is nothing that could be written.
+    RUN is a folder of `ditorch run --capture=statistics`, one that OpCapture wrote, or one file of it. Of a damaged
+    file, what comes before the damage is written. The exit code is 0, or 2 where nothing could be written.
     """
     from op_tools.errors import CaptureError
     from op_tools.export import COLUMNS, export
 
     path = out or (run if run.is_dir() else run.parent) / f"statistics.{form}"
     try:
-        count = export(run, form, path)
+        count, problems = export(run, form, path)
     except CaptureError as error:
         print(f"ditorch export: {error}", file=sys.stderr)
         sys.exit(2)
+    for line in problems:
+        print(f"ditorch export: {line}", file=sys.stderr)
     if as_json:
         print(json.dumps({"schema": SCHEMA, "file": str(path), "format": form, "rows": count, "columns": COLUMNS}))
     else:

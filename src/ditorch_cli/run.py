@@ -13,6 +13,7 @@ when the program imports torch: see ditorch/autoload/sitecustomize.py, also for 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -63,6 +64,8 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
     environment["DITORCH_CONTROL"] = str(folder.absolute())  # also for children with another working directory
     is_missing = command[0] == sys.executable and not is_module and not Path(program).exists()
     if not has_tools or is_missing:  # of a file that is not there, Python says so, and there is nothing to sum up
+        if chosen and not is_missing:
+            _make_known(folder, command, environment)
         executable = shutil.which(command[0], path=environment["PATH"]) or command[0]
         os.execve(executable, command, environment)  # noqa: S606 - what the user asked to run
     else:
@@ -71,6 +74,16 @@ def run(is_module: bool, program: str, arguments: tuple[str, ...], **tools: Any)
         environment.setdefault("OP_TOOLS_VERBOSE", "0")  # the summary says it all
         environment["OP_TOOLS_OUT"] = str(folder.absolute())
         supervise(command, environment, folder, is_live=tools["live"])
+
+
+def _make_known(folder: Path, command: list[str], environment: dict[str, str]) -> None:
+    """A folder that was asked for is there from the start, so that `ditorch attach` finds it from any machine."""
+    from ditorch_cli import manifest
+
+    with contextlib.suppress(OSError):  # another rank was faster; where it cannot be made, attach will say so
+        if not (folder / manifest.FILE).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            manifest.write(folder, manifest.begun(command, environment))
 
 
 def command_line(is_module: bool, program: str, arguments: tuple[str, ...]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ditorch_cli import monitor
+from ditorch_shared.shares import percent
 
 Row = dict[str, Any]
 _MAX_WRONG = 8
@@ -74,7 +75,9 @@ def _headline(summary: Row) -> Text:
     of = {1: "1 process"}.get(len(processes), f"{len(processes)} processes")
     steps = max(record["steps"] for record in processes)
     named = _devices([record["device"] for record in processes])
-    lines.append(f"{of} with torch {processes[0]['torch']}, {steps} training steps, on {named}")
+    lines.append(
+        f"{of} with torch {processes[0]['torch']}, {steps} training step{'' if steps == 1 else 's'}, on {named}"
+    )
     lines += [
         f"{tool}: {_verdict(tool, total)}" for tool, total in summary["tools"].items() if tool != "ProcessMonitor"
     ]
@@ -96,8 +99,15 @@ def _ended(status: int) -> str:
 def _verdict(tool: str, total: Row) -> str:
     calls = f"{total['calls']:,} calls"
     if tool == "OpAutoCompare":
-        wrong = f"{total['wrong_calls']:,} calls wrong" if total["wrong_calls"] else "nothing wrong"
-        return f"{wrong} in {calls}, {total['values']:,} values compared"
+        if total["wrong_calls"]:
+            return f"{total['wrong_calls']:,} calls wrong in {calls}, {total['values']:,} values compared"
+        said, whole = [f"nothing wrong in {calls}, {total['values']:,} values compared"], total.get("all_calls")
+        is_covered = total.get("coverage", "").startswith("coverage: all")  # else it is told as not looked at
+        if is_covered:
+            said.append(total["coverage"])
+        if whole and not (is_covered and total["compared_calls"] == whole):
+            said.append(f"{percent(total['compared_calls'] / whole)} of all calls were compared")
+        return "; ".join(said)
     if tool == "OpCapture":
         return f"{calls} saved: {', '.join(total['files'][:2])}"
     if tool == "Lockstep":
@@ -119,7 +129,7 @@ def _verdict(tool: str, total: Row) -> str:
     return f"{calls} {words.get(tool, 'seen')}{why}"
 
 
-def _table(columns: Iterable[tuple[str, str]], rows: Iterable[tuple[str, ...]], left: int) -> Table:
+def _table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[str]], left: int) -> Table:
     """`columns` with how they are aligned; `left`: how many more rows there are in summary.json."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
     for name, justify in columns:
@@ -222,10 +232,12 @@ def _own_errors(rows: list[Row]) -> Table | None:
     if not rows:
         return None
     shown = rows[:_MAX_OTHERS]
-    cells = [
-        (row["layer"], row["what"], _number(row["relative_error"]), "" if row["allclose"] else "not close")
-        for row in shown
-    ]
+    has_ranks = len({rank for row in rows for rank in row["ranks"]}) > 1
+    cells = []
+    for row in shown:
+        verdict = "" if row["allclose"] else "not close"
+        rank = f"rank {row['ranks'][0]}" if has_ranks else ""
+        cells.append((row["layer"], row["what"], _number(row["relative_error"]), f"{verdict} {rank}".strip()))
     columns = (("module", "left"), ("what", "left"), ("own error", "right"), ("", "left"))
     return _table(columns, cells, len(rows) - len(shown))
 
@@ -249,9 +261,12 @@ def _elsewhere(rows: list[Row]) -> Table | None:
 def _not_looked_at(rows: list[Row]) -> Table | None:
     if not rows:
         return None
-    cells = [
-        (row["what"], f"{row['calls']:,}" if row["calls"] else "", row["reason"], row["tool"])
-        for row in rows[:_MAX_OTHERS]
-    ]
-    columns = (("what", "left"), ("calls", "right"), ("because", "left"), ("tool", "left"))
-    return _table(columns, cells, len(rows) - _MAX_OTHERS)
+    rows, more = rows[:_MAX_OTHERS], len(rows) - _MAX_OTHERS
+    columns = [("what", "left"), ("calls", "right"), ("because", "left"), ("tool", "left")]
+    cells = [[row["what"], f"{row['calls']:,}" if row["calls"] else "", row["reason"], row["tool"]] for row in rows]
+    shares = (("time_share", "of the time"), ("share", "of all"))
+    for key, title in (one for one in shares if any(row.get(one[0]) for row in rows)):
+        columns.insert(2, (title, "right"))
+        for row, line in zip(rows, cells):
+            line.insert(2, percent(row[key]) if row.get(key) else "")
+    return _table(columns, cells, more)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ditorch_cli.manifest import FILE as MANIFEST
 from ditorch_cli.manifest import write_whole
+from ditorch_shared.collectives import is_collective
 
 SCHEMA = "ditorch.summary/1"
 OUTSIDE = ("model", "first_inputs")
@@ -72,10 +73,11 @@ def of(folder: Path, status: int | None) -> Row:
         "alerts": _alerts(processes),
         "slow": _slow(processes),
         "usage": list(_rows(processes, ("ProcessMonitor",))),
-        "modules": list(_rows(processes, ("Lockstep",))),
+        "modules": sorted(_rows(processes, ("Lockstep",)), key=lambda row: bool(row["allclose"])),
         "elsewhere": _merged(processes, ("OpFallback", "OpDtypeCast"), ("tool", "op", "because", "casts")),
         "not_looked_at": _left_out(folder, processes, manifest, is_over=status is not None),
     }
+    _add_shares(found)
     found["next"] = list(_next_commands(found, manifest))
     return found
 
@@ -113,6 +115,10 @@ def _totals(processes: Iterable[Row]) -> Row:
             for key, value in tool.items():
                 if isinstance(value, int) and key != "left_out":
                     total[key] = total.get(key, 0) + value
+                elif key == "coverage" and value and not value.startswith("coverage: all"):
+                    total[key] = value  # of a rank that has not compared everything
+                elif key == "coverage" and value:
+                    total.setdefault(key, value)
             total["files"] += [one for one in tool["files"] if one not in total["files"]]
     return found
 
@@ -200,6 +206,17 @@ def _not_looked_at(processes: list[Row], is_over: bool) -> list[Row]:
     return sorted(found.values(), key=lambda row: -row["calls"])
 
 
+def _add_shares(found: Row) -> None:
+    """To what was not looked at: its share of its tool's calls, and of the time of all ops where that was measured."""
+    slow = {row["op"]: row for row in found["slow"]}
+    for row in found["not_looked_at"]:
+        whole = found["tools"].get(row["tool"], {}).get("all_calls")
+        row["share"] = row["calls"] / whole if whole and row["calls"] else None
+        timed = slow.get(row["what"])
+        if timed is not None and timed["calls"]:
+            row["time_share"] = timed["share"] * min(1.0, row["calls"] / timed["calls"])
+
+
 def _next_commands(found: Row, manifest: Row) -> Iterator[str]:
     """What to type next, most useful first."""
     program = _program(manifest["command"])
@@ -214,7 +231,10 @@ def _next_commands(found: Row, manifest: Row) -> Iterator[str]:
             yield f"ditorch run --capture --ops {op} --steps {step}:{step + 1} {program}"
     for row in [row for row in found["alerts"] if row["rule"] == "nan" and not found["wrong"]][:1]:
         yield f"ditorch run --overflow --steps {max(0, row['step'] - 1)}:{row['step'] + 1} {program}"
-    for row in [] if found["wrong"] else found["slow"][:1]:
+    slow = [] if found["wrong"] else found["slow"]
+    if slow or found["alerts"]:
+        yield f"ditorch report {shlex.quote(_from_here(found['run']))} --open"
+    for row in [row for row in slow if not is_collective(row["op"])][:1]:
         yield f"ditorch run --capture --ops {shlex.quote(row['op'])} --steps 2:3 {program}"
     capture = found["tools"].get("OpCapture", {}).get("files", [])
     if capture and not capture[0].endswith(".pack"):

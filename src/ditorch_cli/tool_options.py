@@ -76,7 +76,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "--autocompare",
         "compare every op with the CPU in higher precision, or with the device itself, which is faster; device,cpu: "
-        "the CPU confirms what the device finds; identities: only what must hold of a result, for a pass over the data",
+        "narrower limits, and the CPU has the last word; identities: only what must hold of a result, for a pass over "
+        "the data",
         "OP_AUTOCOMPARE_REFERENCE",
         "autocompare",
         choices=("cpu", "device", "device,cpu", "identities"),
@@ -93,6 +94,13 @@ OPTIONS: tuple[Option, ...] = (
         "OP_CAPTURE_MODE",
         "capture",
         choices=("data", "statistics"),
+    ),
+    Option(
+        "--shards",
+        "with --capture=statistics: modules whose tensors all ranks share, along which dimension, and how large the "
+        "whole is, block by block: qkv=-1:768+768+768. So ranks can be compared with one process",
+        "OP_CAPTURE_SHARDS",
+        metavar="TABLE",
     ),
     Option("--time", "measure forward and backward time of every op and collective", None, "time"),
     Option(

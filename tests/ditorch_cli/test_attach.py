@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -215,7 +216,7 @@ def test_a_program_without_tools_gets_one_for_three_steps(run, tmp_path, capsys)
 def test_both_ranks_of_a_job_switch_at_the_same_step_and_lose_no_bit(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     launch = ("-m", "ditorch", "run", "torchrun", "--standalone", "--nproc_per_node=2", "train.py")
-    variables = {**os.environ, "DITORCH_BACKEND": "sim", "DITORCH_DISABLE_MOCK": "0", "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, "DITORCH_BACKEND": "sim", "DITORCH_DISABLE_MOCK": "0"}
 
     def begin(out):
         with open(tmp_path / out, "w") as file:
@@ -254,13 +255,66 @@ def test_both_ranks_of_a_job_switch_at_the_same_step_and_lose_no_bit(tmp_path):
     assert "is over: none of its processes is left on this machine" in over.stderr
 
 
+_HOST = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c", 'hostname "$0" && exec "$@"')
+
+
+@pytest.mark.slow
+def test_two_machines_that_share_a_folder_switch_at_the_same_step(tmp_path):
+    """Each with a name and process numbers of its own; both programs are number 1 there."""
+    if subprocess.run([*_HOST, "node", "true"], capture_output=True).returncode:
+        pytest.skip("namespaces of their own for names and processes need root: sudo")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    variables = {**os.environ, "DITORCH_BACKEND": "sim", "DITORCH_DISABLE_MOCK": "0"}
+    variables.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE="2", LOCAL_RANK="0")
+    program = (sys.executable, "-u", "-m", "ditorch", "run", "--out", "shared", "train.py")
+    outs = [open(tmp_path / f"{rank}.txt", "w") for rank in range(2)]  # noqa: SIM115
+    machines = [
+        subprocess.Popen(
+            [*_HOST, f"node{rank}", *program], cwd=tmp_path, env={**variables, "RANK": str(rank)}, stdout=out
+        )
+        for rank, out in enumerate(outs)
+    ]
+    for out in outs:
+        out.close()
+
+    def attach(*arguments):
+        return CliRunner().invoke(command, [str(tmp_path / "shared"), *arguments, "--wait", "200"])
+
+    try:
+        while not (tmp_path / "0.txt").read_text() and machines[0].poll() is None:
+            time.sleep(0.1)
+        said = attach("on", "time", "--steps", "3")
+        assert "in all 2 ranks" in said.output, said.output
+        first = int(re.search(r"time: on in steps (\d+) to", said.output)[1])
+        ranks = [{"step": 0}]
+        while min(rank["step"] for rank in ranks) < first + 3:
+            ranks = json.loads(attach("status", "--json").output)["ranks"]
+    finally:
+        (tmp_path / "enough").write_text("")
+        ended = [machine.wait(240) for machine in machines]
+    assert ended == [0, 0]
+    assert [(rank["host"], rank["pid"]) for rank in ranks] == [("node0", 1), ("node1", 1)]
+    for rank in ranks:
+        [tool] = rank["tools"]
+        assert (tool["is_on"], tool["steps"]) == (False, f"{first}-{first + 2}")
+        assert tool["calls"] > 0
+    tables = [path.read_text() for path in (tmp_path / "shared" / "op_time_measure_result").glob("*.csv")]
+    assert len(tables) == 2
+    assert all("c10d.allreduce_" in table for table in tables)
+
+
 def test_what_is_no_run_is_told(run, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     assert "is neither a folder nor the number of a process" in run("status", of=tmp_path / "none").stderr
     assert "is no folder of `ditorch run`: it has no manifest.json" in run("status", of=other).stderr
     assert "there is no process 999999999 on this machine" in run("status", of=999999999).stderr
-    assert "was not started by `ditorch run`: start the program with it" in run("status", of=os.getppid()).stderr
+    with subprocess.Popen(["sleep", "100"]) as stranger:
+        assert "was not started by `ditorch run`: start the program with it" in run("status", of=stranger.pid).stderr
+        stranger.kill()
     manifest.write(other, {**manifest.begun(["train.py"], {}), "host": "elsewhere", "ended": 0.0, "status": 3})
     assert re.search(r"ended at \S+ \S+ with status 3: see summary.txt there", run("status", of=other).stderr)
     assert "none of its processes is left on this machine" in run("status").stderr

@@ -73,23 +73,17 @@ def test_every_command_is_found():
 
 
 @pytest.mark.parametrize("names", list(every_command()), ids=lambda names: " ".join(("ditorch", *names)))
-def test_help_is_quick_and_does_not_import_torch(names):
+def test_help_does_not_import_torch(names):
     code = f"""if True:
-        import atexit, sys, time
-        begin = time.process_time()
+        import atexit, sys
         import ditorch_cli
-        atexit.register(lambda: print(begin < time.process_time() < begin + 0.3, "torch" in sys.modules))
+        atexit.register(lambda: print("torch" in sys.modules))
         sys.argv = {["ditorch", *names, "--help"]}
         ditorch_cli.main()
     """
-    for _ in range(5):  # on a busy machine even the CPU's time is longer, but not always
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        *_, within_limit, imports_torch = done.stdout.split()
-        assert imports_torch == "False"
-        if within_limit == "True":
-            break
-    assert within_limit == "True"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "False"
 
 
 def completed(*words):

@@ -260,7 +260,7 @@ class TestChildren:
             """
         )
         torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "ditorch", "run")
-        done = ditorch_command("program.py", "--steps", "3", python=torchrun, OMP_NUM_THREADS="1")
+        done = ditorch_command("program.py", "--steps", "3", python=torchrun)
         assert done.returncode == 0, done.stderr
         assert sorted(done.stdout.splitlines()) == ["rank 0 ['--steps', '3'] 3.0", "rank 1 ['--steps', '3'] 3.0"]
         assert len(set(announced(done.stderr))) == len(announced(done.stderr)) == 2

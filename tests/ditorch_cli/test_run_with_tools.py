@@ -89,7 +89,10 @@ def test_several_tools_on_a_healthy_program(ditorch_command, program, tmp_path):
     variables = {"OP_TIME_MEASURE_TRACE_EVENTS": "0", "WANDB_API_KEY": "x", "OP_TOKEN": "x"}
     run = ditorch_command("run", *options, *cast, program(), **variables)
     assert run.returncode == 0
-    assert re.search(r"OpAutoCompare: nothing wrong in \d+ calls, \d+ values compared", run.stderr)
+    said = " ".join(run.stderr.split())  # a terminal's lines are short
+    assert re.search(
+        r"OpAutoCompare: nothing wrong in \d+ calls, \d+ values compared; [\d.]+ % of all calls were", said
+    )
     assert "Wrong" not in run.stderr
     found = summary_of(tmp_path)
     assert set(found["tools"]) == {
@@ -287,6 +290,29 @@ def test_every_option_stands_for_variables():
         "OP_TOOLS_STEPS": "1:2",
     }
     assert tool_options.variables({"time": False}) == {}
+
+
+def test_what_was_not_compared_has_its_share_of_calls_and_of_time(tmp_path):
+    (tmp_path / "processes").mkdir()
+    (tmp_path / "manifest.json").write_text(json.dumps({"command": "python train.py"}))
+    left_out = {"what": "torch.rand", "calls": 3, "reason": "random", "share": 0.5}
+    compared = {"tool": "OpAutoCompare", "calls": 6, "all_calls": 6, "compared_calls": 3, "values": 7,
+                "wrong_calls": 0, "rows": []}  # fmt: skip
+    timed = [{"op": "torch.rand", "calls": 4, "forward": 2.0, "backward": 0.0, "total": 2.0},
+             {"op": "torch.mm", "calls": 2, "forward": 4.0, "backward": 2.0, "total": 6.0}]  # fmt: skip
+    tools = [{**compared, "files": [], "not_looked_at": [left_out]},
+             {"tool": "OpTimeMeasure", "calls": 6, "files": [], "not_looked_at": [], "rows": timed}]  # fmt: skip
+    for rank in range(2):
+        record = {"schema": "ditorch.process/1", "rank": rank, "started": 1.0, "ended": 2.0, "host": "a", "pid": rank,
+                  "steps": 4, "torch": "2.13.0", "device": {"name": "chip"}, "world_size": 2, "seed": 0,
+                  "not_seen": ["a CUDA graph is replayed"], "tools": tools}  # fmt: skip
+        (tmp_path / "processes" / f"{rank}.json").write_text(json.dumps(record))
+    found = summary.of(tmp_path, 0)
+    random, graph = found["not_looked_at"]
+    assert (random["share"], random["time_share"]) == (0.5, 0.1875)  # three of four calls, which took a quarter
+    assert graph["share"] is None
+    [line] = [line for line in screen.text(found, 100).splitlines() if "random" in line]
+    assert line.split() == ["torch.rand", "6", "50", "%", "18.7", "%", "random", "OpAutoCompare"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
