@@ -1,6 +1,6 @@
 """How well `ditorch compare` names the guilty call, from statistics alone: healthy pairs of runs, and faulty ones.
 
-    python benchmarks/compare_runs.py [--runs FOLDER] [--limits 4 6 8 12] [--half fit|held out]
+    python benchmarks/compare_runs.py [--runs FOLDER] [--limits 4 6 8 12] [--data] [--list]
 
 Four models (GPT, Llama of transformers, CNN, LSTM), two steps of AdamW, float32 and bfloat16 autocast, on the simulated
 accelerator. Healthy pairs: its kernels against split-K products, float64 inside, results up to one unit off, 16-bit

@@ -1,16 +1,20 @@
-"""How long `ditorch compare` takes for two large runs, and how much memory: statistics made up of random numbers.
+"""How long `ditorch compare` takes for two large runs, and how much memory.
 
-    python benchmarks/compare_scale.py [--calls 1000 100000 1000000] [--steps-of 1000] [--jobs N]
+    python benchmarks/compare_scale.py [--calls 1000 100000 1000000] [--steps-of 1000] [-- OPTIONS OF COMPARE]
+    python benchmarks/compare_scale.py --megabytes 800
 
-A call has two inputs and an output, every second one gradients; the second run's results are off by rounding.
+Statistics are made up of random numbers: a call has two inputs and an output, and gradients; the second run's results
+are off by rounding. With `--megabytes`, two runs that kept their tensors: layers of a perceptron, the second run with
+healthy kernels of another make.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -73,6 +77,29 @@ def write(folder: Path, calls: int, in_a_step: int, seed: int) -> None:
     pack.close()
 
 
+def keep(folder: Path, megabytes: float, fault: str) -> int:
+    """A run that keeps tensors, of about this size; how many calls it has."""
+    import ditorch
+    import op_tools
+    from ditorch.sim import faults
+    from op_tools.core.steps import STEPS
+
+    ditorch.install()
+    STEPS.forget()
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(1024, 1024).to("cuda")
+    x = torch.randn(2048, 1024).to("cuda")
+    injection = faults.inject(fault) if fault else contextlib.nullcontext()
+    with injection, op_tools.OpCapture(out=folder, verbose=0) as tool:
+        for _ in range(round(megabytes / _MEGABYTES_OF_A_LAYER)):
+            x = torch.nn.functional.gelu(layer(x)).detach()
+    calls: int = tool.results.calls
+    return calls
+
+
+_MEGABYTES_OF_A_LAYER = 52  # three calls
+
+
 def _processor_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
@@ -82,36 +109,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--steps-of", type=int, default=1_000)
+    parser.add_argument("--megabytes", type=float)
     parser.add_argument("options", nargs="*", help="for ditorch compare, behind --")
     options = parser.parse_args()
     print("| calls | on disk, each | seconds | of the processor | memory | exit code |\n|" + " --- |" * 6 + "")
+    if options.megabytes:
+        with tempfile.TemporaryDirectory() as name, multiprocessing.get_context("spawn").Pool(1) as pool:
+            calls = [pool.apply(keep, (Path(name, side), options.megabytes, fault)) for side, fault in _SIDES.items()]
+            compared(Path(name), calls[0], options.options)
+        return
     for calls in options.calls:
-        folder = Path(tempfile.mkdtemp())
-        for name, seed in (("a", 0), ("b", 1)):
-            (folder / name).mkdir()
-            write(folder / name, calls, options.steps_of, seed)
-        size = sum(file.stat().st_size for file in (folder / "a").iterdir())
-        began, used = time.perf_counter(), _processor_seconds()
-        command = [
-            sys.executable,
-            "-c",
-            "from ditorch_cli import main; main()",
-            "compare",
-            str(folder / "a"),
-            str(folder / "b"),
-            "--json",
-        ]
-        done = subprocess.run([*command, *options.options], capture_output=True, text=True, check=False)
-        seconds = time.perf_counter() - began
-        used = _processor_seconds() - used
-        found = json.loads(done.stdout)
-        assert found["counts"]["calls"] == calls, done.stdout[-2000:] + done.stderr
-        memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-        print(
-            f"| {calls:,} | {size / 2**20:.0f} MB | {seconds:.1f} | {used:.1f} | {memory:.2f} GB | {done.returncode} |",
-            flush=True,
-        )
-        shutil.rmtree(folder)
+        with tempfile.TemporaryDirectory() as name:
+            for side, seed in (("a", 0), ("b", 1)):
+                Path(name, side).mkdir()
+                write(Path(name, side), calls, options.steps_of, seed)
+            compared(Path(name), calls, options.options)
+
+
+_SIDES = {"a": "", "b": "aten.*: remake"}
+
+
+def compared(folder: Path, calls: int, options: list[str]) -> None:
+    size = sum(file.stat().st_size for file in (folder / "a").rglob("*") if file.is_file())
+    command = [sys.executable, "-c", "from ditorch_cli import main; main()", "compare"]
+    began, used = time.perf_counter(), _processor_seconds()
+    done = subprocess.run(
+        [*command, str(folder / "a"), str(folder / "b"), "--json", *options],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    seconds, used = time.perf_counter() - began, _processor_seconds() - used
+    found = json.loads(done.stdout)
+    assert found["counts"]["calls"] == calls, done.stdout[-2000:] + done.stderr
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    print(
+        f"| {calls:,} | {size / 2**20:.0f} MB | {seconds:.1f} | {used:.1f} | {memory:.2f} GB | {done.returncode} |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

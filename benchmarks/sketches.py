@@ -33,7 +33,7 @@ def numbers(tensor: Tensor) -> Numbers:
 
 
 def seen(found: Numbers, shape: tuple[int, ...]) -> Seen:
-    return Seen(Kind({"part": "output", "place": "", "shape": shape, "dtype": "float32"}), found)
+    return Seen.of(Kind({"part": "output", "place": "", "shape": shape, "dtype": "float32"}), found)
 
 
 def changes(x: Tensor, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:

@@ -2,12 +2,14 @@
 
 Limits of the verdict are set on the half `tuned` alone; `held-out` tells what they are worth: nobody looks at
 one of those to mend a limit. `fresh` is a third set, of classes of ops and of ways to program that the other two
-lack; docs/accuracy.md has its first figures, and what caused its alarms is mended since.
+lack, `fourth` another one, of models of today, and `fifth` one with a state, curves and likelihoods, and optimizers of
+its own; docs/accuracy.md has the first figures of each, and what caused their alarms is mended since.
 """
 
 from __future__ import annotations
 
 from benchmarks.architectures import (
+    curves,
     exact,
     generative,
     hugging_face,
@@ -15,8 +17,13 @@ from benchmarks.architectures import (
     layers,
     losses,
     mechanics,
+    memories,
+    mixing,
     numerics,
+    objectives,
     structured,
+    synthesis,
+    tasks,
     vision,
 )
 from benchmarks.architectures.program import Program
@@ -32,6 +39,12 @@ ALL: tuple[Program, ...] = (
     *layers.PROGRAMS,
     *numerics.PROGRAMS,
     *mechanics.PROGRAMS,
+    *tasks.PROGRAMS,
+    *synthesis.PROGRAMS,
+    *objectives.PROGRAMS,
+    *mixing.PROGRAMS,
+    *memories.PROGRAMS,
+    *curves.PROGRAMS,
 )
 TUNED = tuple(program for program in ALL if program.half == "tuned")
 HELD_OUT = tuple(program for program in ALL if program.half == "held-out")

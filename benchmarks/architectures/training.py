@@ -25,6 +25,72 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
+class Lion(torch.optim.Optimizer):
+    """Steps of one size along the sign of a momentum, as it is written by hand."""
+
+    def __init__(self, parameters: list[Tensor], rate: float) -> None:
+        super().__init__(parameters, {"lr": rate, "betas": (0.9, 0.99), "weight_decay": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                momentum = state.setdefault("momentum", torch.zeros_like(parameter))
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                fast, slow = group["betas"]
+                update = momentum.mul(fast).add_(parameter.grad, alpha=1 - fast)
+                parameter.add_(update.sign_(), alpha=-group["lr"])
+                momentum.lerp_(parameter.grad, 1 - slow)
+
+
+class Orthogonal(torch.optim.Optimizer):
+    """Muon, as it is written by hand: a matrix's momentum, made orthogonal by Newton's iteration in bfloat16."""
+
+    def __init__(self, parameters: list[Tensor], rate: float) -> None:
+        super().__init__(parameters, {"lr": rate, "momentum": 0.95})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                momentum.mul_(group["momentum"]).add_(parameter.grad)
+                update = parameter.grad.add(momentum, alpha=group["momentum"])
+                if parameter.dim() == 2:
+                    update = self.orthogonal(update).type_as(parameter)
+                parameter.add_(update, alpha=-group["lr"])
+
+    @staticmethod
+    def orthogonal(update: Tensor) -> Tensor:
+        a, b, c = 3.4445, -4.7750, 2.0315
+        x = update.bfloat16()
+        x = x.mT if update.shape[0] > update.shape[1] else x
+        x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+        for _ in range(5):
+            gram = x @ x.mT
+            x = a * x + (b * gram + c * gram @ gram) @ x
+        x = x.mT if update.shape[0] > update.shape[1] else x
+        return x * max(1, update.shape[0] / update.shape[1]) ** 0.5
+
+
+FURTHER_OPTIMIZERS: dict[str, Optimizer] = {
+    "NAdam": lambda parameters: torch.optim.NAdam(parameters, 1e-2, decoupled_weight_decay=True, weight_decay=1e-2),
+    "RAdam": lambda parameters: torch.optim.RAdam(parameters, 1e-2, foreach=True),
+    "Lion": lambda parameters: Lion(parameters, 1e-3),
+    "fused Adagrad": lambda parameters: torch.optim.Adagrad(parameters, 1e-2, fused=True),
+    "Adamax": lambda parameters: torch.optim.Adamax(parameters, 1e-2, foreach=True),
+    "Muon": lambda parameters: Orthogonal(parameters, 1e-2),
+    "Adadelta": lambda parameters: torch.optim.Adadelta(parameters, foreach=False),
+    "Rprop": lambda parameters: torch.optim.Rprop(parameters, 1e-3, foreach=True),
+    "ASGD": lambda parameters: torch.optim.ASGD(parameters, 1e-2, foreach=True),
+}
+
+
 @dataclass(frozen=True)
 class Variant:
     """How a program is trained."""
@@ -47,7 +113,8 @@ VARIANTS = (
 
 def optimizer_of(program: Program, variant: Variant) -> str:
     """Each program meets another one in each of its forms."""
-    names = [name for name in OPTIMIZERS if not (variant.scales and name == "LBFGS")]
+    optimizers = FURTHER_OPTIMIZERS if program.half == "fifth" else OPTIMIZERS
+    names = [name for name in optimizers if not (variant.scales and name == "LBFGS")]
     return names[(architectures.ALL.index(program) + VARIANTS.index(variant)) % len(names)]
 
 
@@ -59,7 +126,7 @@ def train(program: Program, variant: Variant, device: str) -> list[Tensor]:
     if variant.parameters is not None:
         model.to(variant.parameters)
         data = [part.to(variant.parameters) if part.is_floating_point() else part for part in data]
-    optimizer = OPTIMIZERS[optimizer_of(program, variant)](list(model.parameters()))
+    optimizer = {**OPTIMIZERS, **FURTHER_OPTIMIZERS}[optimizer_of(program, variant)](list(model.parameters()))
     scaler = torch.amp.GradScaler(device, init_scale=1024.0) if variant.scales else None
     losses: list[Tensor] = []
 

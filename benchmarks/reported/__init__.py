@@ -11,6 +11,8 @@ from benchmarks.reported import (
     convolutions,
     copies,
     indexing,
+    later,
+    latest,
     layouts,
     legal,
     linear_algebra,
@@ -25,7 +27,7 @@ from benchmarks.reported import (
 from benchmarks.reported.fault import REPORTED, ReportedFault, Work
 
 __all__ = [
-    "REPORTED", "ReportedFault", "Work", "attention", "blocks", "convolutions", "copies", "indexing", "layouts",
-    "legal", "linear_algebra", "losses", "norms", "optimizers", "pointwise", "random_numbers", "reductions",
-    "special_values",
+    "REPORTED", "ReportedFault", "Work", "attention", "blocks", "convolutions", "copies", "indexing", "later",
+    "latest", "layouts", "legal", "linear_algebra", "losses", "norms", "optimizers", "pointwise", "random_numbers",
+    "reductions", "special_values",
 ]  # fmt: skip

@@ -71,10 +71,14 @@ class ReportedFault:
     dtypes: tuple[torch.dtype, ...]
     phase: str | None
     hidden: str | None
+    own_half: str | None = None
 
     @property
     def half(self) -> str:
-        """By a rule that knows nothing of the fault: whether the number of its first report is even."""
+        """By a rule that knows nothing of the fault: whether the number of its first report is even. Unless it was
+        written later."""
+        if self.own_half is not None:
+            return self.own_half
         number = int(self.reports[0].rpartition("#")[2])
         return "held-out" if number % 2 else "tuned"
 
@@ -91,8 +95,9 @@ REPORTED: list[ReportedFault] = []
 class Family:
     """Faults of one kind. A family's file makes one and puts it as a decorator over each way of being wrong."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, half: str | None = None) -> None:
         self.name = name
+        self.half = half
 
     def __call__(
         self,
@@ -108,7 +113,7 @@ class Family:
         def add(wrong: Callable[[Broken], Wrong]) -> Callable[[Broken], Wrong]:
             what = (wrong.__doc__ or "").strip()
             cited = tuple(report if "/" in report else f"pytorch/pytorch{report}" for report in reports)
-            found = (wrong.__name__, self.name, cited, kernels, what, wrong, program, dtypes, phase, hidden)
+            found = (wrong.__name__, self.name, cited, kernels, what, wrong, program, dtypes, phase, hidden, self.half)
             REPORTED.append(ReportedFault(*found))
             return wrong
 
