@@ -1,7 +1,7 @@
 """Makes the pictures of the report, in docs/pictures and for the README: every page in both themes, in Chromium.
 
 python docs/make_pictures.py                  runs that show something on every page are made first, which takes minutes
-python docs/make_pictures.py REPORT NAN       of these two files
+python docs/make_pictures.py REPORT NAN WATCH of these three files; a font with Chinese letters is needed
 
 They are half as large as they were, and have a palette: about 30 kB each.
 """
@@ -39,7 +39,8 @@ def main() -> None:
 
 
 def _reports(folder: Path) -> list[Path]:
-    """Two ranks with a wrong kernel beside a good run, with a few results of conformance; and a run that turns NaN."""
+    """Two ranks with a wrong kernel beside a good run, with a few results of conformance; a run that turns NaN, and a
+    longer one that is watched over."""
     shutil.copy(ROOT / "examples/train_gpt.py", folder / "train.py")
     broken, nan = "aten.native_layer_norm_backward: tail=0.5", "aten._softmax: nan@one, after=20"
     every = "--autocompare --time --overflow --monitor --capture=statistics"
@@ -53,9 +54,12 @@ def _reports(folder: Path) -> list[Path]:
         DITORCH_FAULTS=broken,
     )
     _run("run --overflow --time --out nan train.py --steps 14", folder, DITORCH_FAULTS=nan)
+    late = "aten._softmax: nan@one, after=120"
+    _run("run --watch --out watch train.py --steps 80", folder, DITORCH_FAULTS=late)
     _run("report bad good ops --out report.html", folder)
     _run("report nan --out nan.html", folder)
-    return [folder / "report.html", folder / "nan.html"]
+    _run("report watch --out watch.html", folder)
+    return [folder / f"{name}.html" for name in ("report", "nan", "watch")]
 
 
 def _run(arguments: str, folder: Path, **variables: str) -> None:
@@ -66,7 +70,7 @@ def _run(arguments: str, folder: Path, **variables: str) -> None:
         sys.exit(f"ditorch {arguments}\n{done.stderr}")
 
 
-def _take_all(browser: Browser, report: str, nan: str) -> None:
+def _take_all(browser: Browser, report: str, nan: str, watch: str) -> None:
     folder = DOCS / "pictures"
     folder.mkdir(exist_ok=True)
     for theme in ("light", "dark"):
@@ -80,6 +84,7 @@ def _take_all(browser: Browser, report: str, nan: str) -> None:
         )
         _take(page, f"{report}{guilty}", folder / f"call-{theme}.png")
         _take(page, f"{nan}#nan", folder / f"nan-{theme}.png")
+        _take(page, f"{watch}#watch", folder / f"watch-{theme}.png")
         page.context.close()
     page = _opened(browser, report, "dark", "zh-CN", PHONE)
     _take(page, f"{report}#overview", folder / "phone.png", 1.0)

@@ -159,7 +159,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "faults": faults_table,
     "options": options_table,
     "programs": lambda: f"{programs.counts()}\n\n{table(programs.HEAD, programs.rows())}",
-    "reported": lambda: table(("family", "kinds: tuned + held out", "reports"), reported_faults.families()),
+    "reported": lambda: table(
+        ("family", "kinds: tuned + held out + fresh + latest", "reports"), reported_faults.families()
+    ),
     "run_options": run_options_table,
     "schemas": schemas_table,
     "settings": lambda: settings_table(settings),
