@@ -28,17 +28,19 @@ class Usage(NamedTuple):
 def usage(pid: int) -> Usage | None:
     """None where there is no such process, or it has ended and only waits for its parent to notice."""
     try:
+        rank = _rank(pid)
         status = dict(_pairs((_PROC / str(pid) / "status").read_text(errors="replace")))
         words = _stat(pid)
-        if words[0] in ("Z", "X"):
+        # who exits gives back memory and environment first, together: with memory now, the rank above was there, too
+        if words[0] in ("Z", "X") or "VmRSS" not in status:
             return None
         return Usage(
             pid=pid,
-            rank=_rank(pid),
+            rank=rank,
             command=status["Name"],
             started=_boot_time() + int(words[19]) / _ticks(),
-            memory=_bytes(status.get("VmRSS", "0")),
-            peak_memory=_bytes(status.get("VmHWM", "0")),
+            memory=_bytes(status["VmRSS"]),
+            peak_memory=_bytes(status["VmHWM"]),
             swapped=_bytes(status.get("VmSwap", "0")),
             threads=int(status["Threads"]),
             cpu_seconds=(int(words[11]) + int(words[12])) / _ticks(),

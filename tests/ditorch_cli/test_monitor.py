@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,10 +61,17 @@ def test_a_command_is_watched_with_what_it_starts(watch, tmp_path):
     assert json.loads(path.with_suffix(".json").read_text()) == found
 
 
-def test_a_process_is_watched_until_it_ends(watch):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"], env={**os.environ, "RANK": "3"})
-    done = watch("--pid", str(child.pid), "--interval", "0.1")
-    child.wait()
+# Ends when it has been sampled, however long the command takes to start.
+SAMPLED = """
+import pathlib, time
+while not any(path.read_text().count("\\n") > 2 for path in pathlib.Path().rglob("*.csv")): time.sleep(0.01)
+"""
+
+
+def test_a_process_is_watched_until_it_ends(watch, tmp_path):
+    environment = {**os.environ, "RANK": "3"}
+    with subprocess.Popen([sys.executable, "-c", SAMPLED], env=environment, cwd=tmp_path) as child:
+        done = watch("--pid", str(child.pid), "--interval", "0.1")
     assert done.returncode == 0
     assert re.search(rf"^ +3 +{child.pid} +python", done.stderr, re.MULTILINE)  # the rank, the process, its name
     assert ".csv saved" in done.stderr
@@ -103,3 +111,18 @@ def test_a_process_that_has_ended_uses_nothing():
             pass
     assert processes.usage(child.pid) is None
     assert processes.usage(os.getpid()).pid == os.getpid()
+
+
+def test_a_process_that_has_given_back_its_memory_has_ended(tmp_path, monkeypatch):
+    """While it exits, Linux lists it as running, without memory and environment: its rank would be 0, its peak, too."""
+    told = tmp_path / "7"
+    told.mkdir()
+    for name in ("status", "stat", "environ"):
+        (told / name).write_bytes(Path("/proc/self", name).read_bytes())
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    (tmp_path / "stat").write_bytes(Path("/proc/stat").read_bytes())
+    assert processes.usage(7) is not None
+    lines = (told / "status").read_text().splitlines()
+    (told / "status").write_text("\n".join(line for line in lines if not line.startswith("Vm")))
+    (told / "environ").write_bytes(b"")
+    assert processes.usage(7) is None
