@@ -21,9 +21,9 @@ class InWorkers(OnHost):
 
     def _compare(self, call: OpCall, seen: ObservedCall, keeps: bool) -> Pending | None:
         handed_over = self._workers.forward(call, seen, keeps)
-        if handed_over is False:
-            return super()._compare(call, seen, keeps)
-        return handed_over
+        kept = super()._compare(call, seen, keeps) if handed_over is False else handed_over
+        self.gradients_left_out = self._workers.left_out + self._pending.left_out
+        return kept
 
     def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
         if isinstance(state, KeptByWorker):
@@ -34,7 +34,3 @@ class InWorkers(OnHost):
 
     def close(self) -> None:
         self._workers.close()
-
-    @property
-    def gradients_left_out(self) -> int:
-        return self._workers.left_out

@@ -51,7 +51,7 @@ class CallInProgress:
     """State that cannot be recovered after the op ran: copies of what it may change, versions, autocast, tf32."""
 
     __slots__ = (
-        "_generators", "_is_tf32", "_name", "_policy", "_versions", "before", "checkpointed", "given", "live",
+        "_is_tf32", "_name", "_policy", "_versions", "before", "checkpointed", "generators", "given", "live",
         "works_in_place",
     )  # fmt: skip
 
@@ -72,12 +72,12 @@ class CallInProgress:
         active = None if call.autocast is None else call.autocast.dtype
         self._policy = (active, None if active is None else _chosen(name, active))
         self._is_tf32 = catalogue.has(name, catalogue.WITH_PRODUCTS) and _is_tf32(name, tensors)
-        self._generators = self._states_of(call) if catalogue.of(name) is None else None
+        # whether an op that is in the catalogue draws random numbers is known
+        self.generators = self._states_of(call) if catalogue.of(name) is None else None
 
     def has_drawn(self, call: OpCall) -> bool:
-        """After the call: whether an op that is not in the catalogue has drawn random numbers."""
-        states = self._generators
-        return states is not None and not generators.are_equal(states, self._states_of(call))
+        """After the call: whether it has drawn random numbers from these generators."""
+        return self.generators is not None and not generators.are_equal(self.generators, self._states_of(call))
 
     def _states_of(self, call: OpCall) -> generators.States:
         return generators.states_of((*self.live.tensors, *call.args, *call.kwargs.values()))
@@ -117,6 +117,7 @@ class Strategy:
         self._comparer = examiner.comparer
         self._deliver = deliver
         self._pending = PendingCalls(memory)
+        self.gradients_left_out = 0  # calls whose gradients are not compared, for lack of memory
         # at 2 every call is shown with the reference's tensors
         self._deferred = DeferredComparisons(examiner, deliver) if defers and examiner.verbose < 2 else None
 
@@ -158,11 +159,6 @@ class Strategy:
         """How many places were proven beside their comparison; nothing where none is."""
         return ""
 
-    @property
-    def gradients_left_out(self) -> int:
-        """Calls whose gradients are not compared, for lack of memory."""
-        return self._pending.left_out
-
     # ---- for the strategies ------------------------------------------------------------------------------------------
 
     def _after_view(self, call: OpCall, state: CallInProgress) -> PendingCall | None:
@@ -179,7 +175,9 @@ class Strategy:
         if seen.depends_on_layout():
             return None
         kept = seen.for_backward()
-        return self._pending.add(kept, kept.bytes(are_copies=not self.on_device), reference)
+        pending = self._pending.add(kept, kept.bytes(are_copies=not self.on_device), reference)
+        self.gradients_left_out = self._pending.left_out
+        return pending
 
     def _compare_lists(self, call: OpCall, seen: ObservedCall) -> None:
         """An optimizer's op on lists, each of them as one tensor; only if that is wrong, tensor by tensor."""

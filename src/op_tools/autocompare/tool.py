@@ -215,7 +215,7 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
         self._waits_for_end = False
         if state is None:
             return None
-        if isinstance(state, CallInProgress) and state.has_drawn(call):
+        if isinstance(state, CallInProgress) and state.generators is not None and state.has_drawn(call):
             self.take(call, report.Outcome(Comparison(skipped="random")))
             return None
         left_out = self._strategy.gradients_left_out
