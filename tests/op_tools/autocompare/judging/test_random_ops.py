@@ -1,0 +1,102 @@
+"""Random ops are never blamed for being random, and found where no chance can draw so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+import op_tools
+from ditorch.sim import faults
+from op_tools.autocompare.arguments import Arguments
+from tests.op_tools.autocompare.net import compare_call, rows_of
+
+pytestmark = pytest.mark.usefixtures("who_looks")
+
+
+def test_dropout_is_judged_by_its_mask(device):
+    x = torch.randn(50, 50, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        functional.dropout(x, 0.3).sum().backward()
+        functional.dropout(x, 0.3, training=False).sum().backward()
+        functional.dropout1d(x, 0.5).sum().backward()
+    assert tool.summary.ranked() == []
+    kinds = [row["name"] for row in rows_of()]
+    assert "torch.nn.functional.dropout grad" in kinds
+
+
+@pytest.mark.parametrize("fault", ["aten.native_dropout: scale=1.01", "aten.native_dropout_backward: scale=1.01"])
+def test_a_wrong_dropout_is_found(device, fault):
+    x = torch.randn(50, 50, device=device, requires_grad=True)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    try:
+        injection = faults.inject(fault)
+    except ValueError:
+        pytest.skip("no such kernel on this device")
+    with injection as struck, tool:
+        functional.dropout(x, 0.3).sum().backward()
+    if not sum(struck.struck.values()):
+        pytest.skip("this device has another kernel for dropout")
+    assert [one.name for one in tool.summary.ranked()] == ["torch.nn.functional.dropout"]
+
+
+def test_a_wrong_rate_of_dropout_is_found():
+    given = torch.randn(100, 100)
+    result = torch.where(torch.rand(100, 100) < 0.5, 0.0, given / 0.7)
+    (found,) = compare_call("torch.nn.functional.dropout", functional.dropout, Arguments((given, 0.3), {}), result)
+    assert found.is_wrong
+    assert "are dropped where the rate is 0.3" in found.rows[0].verdict.reason
+
+
+def test_random_numbers_are_never_blamed_for_being_random(device):
+    torch.manual_seed(0)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    x = torch.zeros(1000, device=device)
+    query = torch.randn(1, 1, 4, 4, device=device)
+    with tool:
+        torch.rand(1000, device=device)
+        torch.randn(1000, device=device)
+        torch.randint(5, (1000,), device=device)
+        torch.randperm(10, device=device)
+        torch.empty(1000, device=device)
+        x.normal_(3, 2).uniform_(-1, 1).bernoulli_(0.3).exponential_(2)
+        torch.bernoulli(torch.full((10,), 0.5, device=device))
+        torch.multinomial(torch.ones(10, device=device), 3)
+        torch.nn.init.kaiming_uniform_(x.view(10, 100))
+        functional.scaled_dot_product_attention(query, query, query, dropout_p=0.5)
+        functional.rrelu(x, training=True)
+    assert tool.summary.ranked() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "numbers", "reason"),
+    [
+        ("torch.rand", (1000,), torch.rand(1000) * 2, "should lie from 0 to 1"),
+        ("torch.rand", (1000,), torch.rand(1000) / 2, "the mean of 1,000 random numbers is"),
+        ("torch.randn", (1000,), torch.randn(1000) * 2, "the spread of 1,000 random numbers is"),
+        ("torch.randn", (1000,), torch.full((1000,), math.nan), "NaN or infinite"),
+        ("torch.Tensor.normal_", (torch.zeros(1000), 3.0), torch.randn(1000), "the mean"),
+        ("torch.randint", (5, (1000,)), torch.full((1000,), 5), "should lie from 0 to 4"),
+    ],
+)
+def test_wrong_random_numbers_are_found(name, args, numbers, reason):
+    (found,) = compare_call(name, torch.rand, Arguments(args, {}), numbers)
+    assert found.is_wrong
+    assert reason in found.rows[0].verdict.reason
+
+
+def test_the_programs_random_numbers_stay_as_they_are(device):
+    def draw():
+        torch.manual_seed(0)
+        x = torch.randn(10, 10, device=device, requires_grad=True)
+        functional.dropout(x @ x, 0.5).sum().backward()
+        return torch.rand(3), torch.rand(3, device=device)
+
+    plain = draw()
+    with op_tools.OpAutoCompare(verbose=0):
+        watched = draw()
+    assert torch.equal(plain[0], watched[0])
+    assert torch.equal(plain[1], watched[1])

@@ -1,0 +1,34 @@
+"""What tf32 costs is no fault where the program allows it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from op_tools.autocompare.arguments import Arguments
+from op_tools.autocompare.judging.comparer import Comparer
+from op_tools.autocompare.judging.limits import Tolerances
+from op_tools.autocompare.observed import ObservedCall
+from op_tools.autocompare.reference.runs import References
+from op_tools.core.gradients import Gradients
+
+pytestmark = pytest.mark.usefixtures("who_looks")
+
+
+def cut_off(tensor):
+    """As matrix units read a float32 where tf32 is allowed."""
+    return (tensor.detach().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize(("allowed", "factor", "is_right"), [(True, 1, True), (False, 1, False), (True, 1.01, False)])
+def test_tf32_is_right_where_it_is_allowed(allowed, factor, is_right):
+    x, weight = torch.randn(64, 256, requires_grad=True), torch.randn(32, 256, requires_grad=True)
+    gradient = torch.randn(64, 32)
+    result = factor * (cut_off(x) @ cut_off(weight).t())
+    gradients = [factor * (cut_off(gradient) @ cut_off(weight)), factor * (cut_off(gradient).t() @ cut_off(x))]
+    seen = ObservedCall("torch.nn.functional.linear", functional.linear, Arguments((x, weight), {}), None, result)
+    seen.is_tf32 = allowed
+    comparer = Comparer(Tolerances(), References(lambda name: None))
+    for comparison in (comparer.forward(seen), comparer.backward(seen, Gradients(gradients, [gradient]))):
+        assert [row.is_wrong for row in comparison.rows] == [not is_right] * len(comparison.rows)
