@@ -56,7 +56,7 @@ def test_one_percent_is_blamed_on_the_right_call(device, kernel, op, what, modul
     mine = [one for one in found if one.name == op and one.what.startswith(what)]
     assert mine, found
     assert module in [one.module for one in mine]
-    assert all("test_autocompare.py" in one.where or "modules" in one.where for one in mine)
+    assert all("net.py" in one.where or "modules" in one.where for one in mine)
     assert {one.name for one in found} == {op}
 
 

@@ -55,7 +55,7 @@ def test_the_csv_has_the_contracts_columns_first(device):
     assert rows[2]["atol"] == "0.000010000"
     assert rows[2]["error_info"] == "Inconsistent dtypes: torch.float32 torch.float64"
     assert rows[2]["verdict"] == "right"
-    assert "test_autocompare.py" in rows[2]["where"]
+    assert "test_report.py" in rows[2]["where"]
 
 
 def test_every_call_is_shown_at_verbosity_2(device, capfd):
