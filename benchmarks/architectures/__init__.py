@@ -2,13 +2,15 @@
 
 Limits of the verdict are set on the half `tuned` alone; `held-out` tells what they are worth: nobody looks at
 one of those to mend a limit. `fresh` is a third set, of classes of ops and of ways to program that the other two
-lack, `fourth` another one, of models of today, and `fifth` one with a state, curves and likelihoods, and optimizers of
-its own; docs/accuracy.md has the first figures of each, and what caused their alarms is mended since.
+lack, `fourth` another one, of models of today, `fifth` one with a state, curves and likelihoods, and optimizers of
+its own, and `sixth` one that works in chunks, solves and samples; docs/accuracy.md has the first figures of each, and
+what caused their alarms is mended since.
 """
 
 from __future__ import annotations
 
 from benchmarks.architectures import (
+    chunks,
     curves,
     exact,
     generative,
@@ -21,6 +23,7 @@ from benchmarks.architectures import (
     mixing,
     numerics,
     objectives,
+    solvers,
     structured,
     synthesis,
     tasks,
@@ -45,6 +48,8 @@ ALL: tuple[Program, ...] = (
     *mixing.PROGRAMS,
     *memories.PROGRAMS,
     *curves.PROGRAMS,
+    *chunks.PROGRAMS,
+    *solvers.PROGRAMS,
 )
 TUNED = tuple(program for program in ALL if program.half == "tuned")
 HELD_OUT = tuple(program for program in ALL if program.half == "held-out")
