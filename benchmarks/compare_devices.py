@@ -75,8 +75,8 @@ def record(folder: Path, model: str, device: str, dtype: str, fault: str = "") -
     tool = op_tools.OpCapture(mode="statistics", out=path, verbose=0)
     tool.sees_cpu = device == "cpu"
     with contextlib.ExitStack() as stack:
-        if fault:
-            stack.enter_context(injector.inject(fault, device if device != "cuda" or torch.version.cuda else None))
+        on = device if device != "cuda" or torch.version.cuda else None
+        injection = stack.enter_context(injector.inject(fault, on)) if fault else None
         stack.enter_context(tool)
         for step in range(2):
             given, labels = (one.to(device) for one in data(model, torch.Generator().manual_seed(step)))
@@ -85,6 +85,8 @@ def record(folder: Path, model: str, device: str, dtype: str, fault: str = "") -
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+    if injection is not None and not any(injection.struck.values()):
+        raise LookupError("the model does not come to this kernel there")
     return path
 
 

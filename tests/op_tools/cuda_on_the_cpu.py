@@ -42,6 +42,7 @@ template <typename Value> static Value __shfl_sync(unsigned, Value value, int la
 template <typename Value> static Value __shfl_xor_sync(unsigned mask, Value value, int bits) {
     return __shfl_sync(mask, value, threadIdx.x % 32 ^ bits);
 }
+static void __syncwarp() {}
 static void sincospi(double x, double* s, double* c) { *s = std::sin(M_PI * x); *c = std::cos(M_PI * x); }
 static void __threadfence() {}
 template <typename T> static T atomicAdd(T* place, T value) { T before = *place; *place += value; return before; }

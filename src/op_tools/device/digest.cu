@@ -89,9 +89,10 @@ struct Pair {
 };
 
 // Adds a product. `element`: of place lane / LANES in strip lane % LANES. `weight`: the lane / LANES th of that strip.
+// By all lanes at once: none may be on another branch.
 __device__ void multiply_add(Pair& sums, double element, double weight) {
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
         : "+d"(sums.first), "+d"(sums.second) : "d"(element), "d"(weight));
 #else
     const int lane = threadIdx.x % 32, of_place = lane - lane % LANES, of_weight = lane % LANES * 2 * LANES;
@@ -109,7 +110,7 @@ struct Unweighted {
     double sums[PLACES];    // of strips lane % LANES
     double ramp;            // the sum with the strips' places in the ramp
     double square, smallest, largest;
-    uint32 nan, infinite;
+    uint32 nan, not_finite;
     uint64 bits, bits_by_place;
 };
 
@@ -142,7 +143,8 @@ __device__ void go_over(const Strips& strips, const Layout* layout, uint64 point
     const Share share(layout);
     const int first = share.chunk * PLACES_OF_WARP + column * PLACES, at_once = LANES * together;
     const Raw* elements = (const Raw*)pointer;
-    Value smallest = (Value)found.smallest, largest = (Value)found.largest;
+    const Value infinity = (Value)__longlong_as_double(nothing(SMALLEST));
+    Value smallest = infinity, largest = -infinity;
     for (int group = share.begin(strips, at_once); group < strips.count; group += share.turns * at_once) {
         alignas(16) Raw raw[together][PLACES];
         int inside[together];
@@ -160,16 +162,11 @@ __device__ void go_over(const Strips& strips, const Layout* layout, uint64 point
             const double weight = is_there ? strips.weights[strip][column] : 0;
             const double place_in_ramp = is_there ? strips.weights[strip][2 * NUMBERS] : 0;
             uint64 bits = 0, by_place = 0;
-            bool is_usual = inside[number] == PLACES;
+            __syncwarp();  // all lanes multiply together
 #pragma unroll
             for (int place = 0; place < PLACES; place++) {
                 const Value value = Of::value(raw[number][place]);
-                is_usual = is_usual && value - value == 0;
-            }
-#pragma unroll
-            for (int place = 0; place < PLACES; place++) {
-                const Value value = Of::value(raw[number][place]);
-                const bool is_finite = is_usual || value - value == 0;
+                const bool is_finite = value - value == 0, counts = place < inside[number] && is_finite;
                 const double finite = is_finite ? (double)value : 0;
                 const uint64 own = Of::bits(raw[number][place], value);
                 bits += own;
@@ -178,13 +175,12 @@ __device__ void go_over(const Strips& strips, const Layout* layout, uint64 point
                 multiply_add(found.weighted[place], finite, weight);
                 found.sums[place] += finite;
                 found.ramp += finite * place_in_ramp;
-                if (is_usual || place < inside[number] && is_finite) {
-                    smallest = value < smallest ? value : smallest;
-                    largest = value > largest ? value : largest;
-                } else if (!is_finite) {
-                    found.nan += value != value;
-                    found.infinite += value == value;
-                }
+                // Not "if it counts": ptxas of CUDA 13.0 then takes in the zeros of places that are not there.
+                const Value low = counts ? value : infinity, high = counts ? value : -infinity;
+                smallest = low < smallest ? low : smallest;
+                largest = high > largest ? high : largest;
+                found.nan += value != value;
+                found.not_finite += !is_finite;
             }
             found.bits += bits;
             if (inside[number]) found.bits_by_place += by_place + bits * (strips.places[strip] + first);
@@ -228,7 +224,7 @@ __device__ Found weighed(const Strips& strips, const Layout* layout, const Unwei
     found.smallest = unweighted.smallest;
     found.largest = unweighted.largest;
     found.nan = unweighted.nan;
-    found.infinite = unweighted.infinite;
+    found.infinite = unweighted.not_finite - unweighted.nan;
     found.bits = unweighted.bits;
     found.bits_by_place = unweighted.bits_by_place;
     return found;
@@ -236,8 +232,6 @@ __device__ Found weighed(const Strips& strips, const Layout* layout, const Unwei
 
 __device__ Found go_over_all(const Strips& strips, const Layout* layout, uint64 pointer, uint32 kind) {
     Unweighted found = {};
-    found.smallest = __longlong_as_double(nothing(SMALLEST));
-    found.largest = __longlong_as_double(nothing(LARGEST));
 #define CASE(KIND) case KIND: go_over<KIND>(strips, layout, pointer, found); break;
     switch (kind) {
         CASE(FLOAT32)

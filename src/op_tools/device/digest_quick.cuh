@@ -42,11 +42,11 @@ __device__ float element_of(uint32 bits) {
 template <int kind>
 __device__ void multiply_tile(float* sums, const uint32* strips, const uint32* places) {
     if (kind == BFLOAT16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
             : "r"(strips[0]), "r"(strips[1]), "r"(strips[2]), "r"(strips[3]), "r"(places[0]), "r"(places[1]));
     else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
             : "r"(strips[0]), "r"(strips[1]), "r"(strips[2]), "r"(strips[3]), "r"(places[0]), "r"(places[1]));
 }
@@ -209,6 +209,7 @@ __device__ bool go_over_quickly(const Strips& strips, const Layout* layout, uint
     for (int group = begin; group < strips.count; group += step) {
         const Tiles tiles = next;
         load_tiles(strips, pointer, group + step, first, next);
+        __syncwarp();  // tiles are multiplied by all lanes at once
         float of_weights[4] = {0, 0, 0, 0}, of_ones[4] = {0, 0, 0, 0}, upper[4] = {0, 0, 0, 0}, lower[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
