@@ -75,6 +75,17 @@ def test_a_host_tensor_is_filled_with_a_device_scalar():
     assert host.tolist() == [2, 0]
 
 
+def test_a_device_scalar_is_written_where_a_mask_of_the_host_says():
+    scalar = torch.tensor(2.0, device="sim")
+    host = torch.zeros(3)
+    host[torch.tensor([True, False, True])] = scalar
+    assert host.tolist() == [2, 0, 2]
+    host[torch.tensor([1])] = scalar * 2
+    assert host.tolist() == [2, 4, 2]
+    host.index_put_((torch.tensor([0, 0]),), scalar, accumulate=True)
+    assert host.tolist() == [6, 4, 2]
+
+
 def test_host_indices_index_a_device_tensor():
     tensor = torch.arange(5.0, device="sim")
     assert tensor[torch.tensor([4, 0])].tolist() == [4, 0]
@@ -87,6 +98,9 @@ MIXED = {
     "values on the host": lambda: torch.zeros(3, device="sim").__setitem__(torch.tensor([0, 2]), torch.ones(2)),
     "a host tensor written by device indices": lambda: torch.zeros(3).index_put_(
         (torch.tensor([0], device="sim"),), torch.ones(1, device="sim")
+    ),
+    "a host tensor, a mask and a number on the device": lambda: torch.zeros(1).__setitem__(
+        torch.tensor([True], device="sim"), torch.tensor(2.0, device="sim")
     ),
 }
 

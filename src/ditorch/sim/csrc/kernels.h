@@ -220,11 +220,17 @@ inline void convolution_backward(const OperatorHandle& op, Stack* stack) {
   run_on_host(op, kernel, signature, stack);
 }
 
-// torch.linalg.svd(driver=) names an algorithm of cuSOLVER's, which the CPU refuses.
-inline void linalg_svd(const OperatorHandle& op, Stack* stack) {
+// A number on the device is written to places of a tensor on the host, as CUDA's kernel does: the host waits for it.
+inline void index_put(const OperatorHandle& op, Stack* stack) {
+  static const Signature signature(op.schema());
   const size_t first = stack->size() - op.schema().arguments().size();
-  (*stack)[first + 3] = IValue();  // (matrix, full_matrices, compute_uv, driver, …)
-  run_on_host(op, op, Signature(op.schema()), stack);
+  const Tensor self = (*stack)[first].toTensor(), values = (*stack)[first + 2].toTensor();
+  bool all_on_host = self.is_cpu();
+  for_each_tensor((*stack)[first + 1], [&](const Tensor& index) { return all_on_host &= !on_device(index), index; });
+  if (!all_on_host || values.dim() > 0) return run_on_host(op, op, signature, stack);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  (*stack)[first + 2] = values.cpu();
+  op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
 }
 
 // ---- registration --------------------------------------------------------------------------------------------------
@@ -249,8 +255,15 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("set_", set_nothing);
   register_recorded(m, "native_dropout", native_dropout);
-  m.impl("_linalg_svd", torch::CppFunction::makeFromBoxedFunction<&recorded<&linalg_svd>>());
-  m.impl("_linalg_svd.U", torch::CppFunction::makeFromBoxedFunction<&recorded<&linalg_svd>>());
+  for (const char* name : {"_linalg_svd", "_linalg_svd.U"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&linalg_svd>>());
+  for (const char* name : {"linalg_lu_factor_ex", "linalg_lu_factor_ex.out"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&lu<false>>>());
+  for (const char* name : {"linalg_lu", "linalg_lu.out"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&lu<true>>>());
+  for (const char* name : {"_addmm_activation", "_addmm_activation.out"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&addmm_activation>>());
+  m.impl("_index_put_impl_", torch::CppFunction::makeFromBoxedFunction<&recorded<&index_put>>());
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&recorded<&convolution>>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&recorded<&convolution_backward>>());
   register_recorded(m, "_lazy_clone", lazy_clone);
