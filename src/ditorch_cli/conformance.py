@@ -123,6 +123,7 @@ def ops(device: str, ops: str, dtypes: str, samples: int, out: Path | None, one_
 @_device_option("Which of torch's classes run.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: conformance_DEVICE]")
 @click.option("-k", "pattern", default="*", help="Only cases whose Class.name fits this pattern.")
+@click.option("--forked", is_flag=True, help="Fork what cases spawn off a process that has imported the file: faster.")
 @_run_options
 @click.argument("files", nargs=-1)
 def pytorch(
@@ -130,6 +131,7 @@ def pytorch(
     device: str,
     out: Path | None,
     pattern: str,
+    forked: bool,
     one_in: int,
     files: Any,
     **rest: Any,
@@ -141,9 +143,11 @@ def pytorch(
     """
     folder = out or Path(f"conformance_{device}")
     chosen = pytorch_tests.files(source, files or pytorch_tests.USUAL)
-    recipes = [(file, pytorch_tests.recipe(source, file, device, run_variables())) for file in chosen]
+    recipes = [(file, pytorch_tests.recipe(source, file, device, run_variables(), forked)) for file in chosen]
     wanted = Selection(pattern, one_in)
     options = {"kind": "pytorch", "source": str(source.absolute()), "device": device, **wanted.options()}
+    if forked:
+        options["forked"] = True
     _run(recipes, folder, options, wanted=wanted, **rest)
 
 

@@ -3,6 +3,7 @@
 From a case to a page:
 
     worker.py        one process that runs cases when it is told to; unittest_file.py and ops/ are what it can run
+    forked_children.py   what cases spawn, with the file imported (preloaded_file.py)
     process.py       the runner's end of such a process: time limit, memory limit, death
     executor.py      the cases of one shard, one after the other; a case that kills its worker costs only itself
     engines.py       shards side by side: threads of this machine; ray_engine.py: a cluster

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ditorch_conformance import devices
+from ditorch_conformance import devices, forked_children
 from ditorch_conformance.errors import ConformanceError
 from ditorch_conformance.process import Recipe
 
@@ -36,13 +36,15 @@ def files(source: Path, wanted: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def recipe(source: Path, file: str, device: str, run: Mapping[str, str]) -> Recipe:
-    """`run`: the variables that `ditorch run` sets, which bring ditorch into a program."""
+def recipe(source: Path, file: str, device: str, run: Mapping[str, str], forked: bool = False) -> Recipe:
+    """`run`: the variables of `ditorch run`, which bring ditorch into a program. `forked`: see forked_children.py."""
+    reason = forked_children.why_unavailable() if forked else ""
+    if reason:
+        raise ConformanceError(f"--forked does not work here: {reason}. Leave it out: the same results, slower.")
     path = source.absolute() / "test" / file
     variables = devices.variables(device, dict(run))
     before = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     # Test files import each other. The checkout itself must not be on the path: it has a torch that is not built.
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [before, str(source.absolute() / "test")]))
-    return Recipe(
-        "ditorch_conformance.unittest_file:UnittestFile", str(path), {"device": device}, variables, str(path.parent)
-    )
+    options = {"device": device, "forked": forked}
+    return Recipe("ditorch_conformance.unittest_file:UnittestFile", str(path), options, variables, str(path.parent))

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Union
 
-from ditorch_conformance import devices
+from ditorch_conformance import devices, forked_children
 from ditorch_conformance.results import ERROR, FAILURE, PASSED, SKIPPED, full_name, without_advice
 
 _MAX_MESSAGE = 2000
@@ -23,14 +23,16 @@ Raised = Union[tuple[type[BaseException], BaseException, TracebackType], tuple[N
 
 
 class UnittestFile:
-    """`options`: the device, as `devices.prepare` takes it."""
+    """`options`: the device, as `devices.prepare` takes it; `forked`: whether forked_children.py is used."""
 
     def __init__(self, path: str, options: dict[str, Any]) -> None:
         devices.prepare(options["device"])
         self._path = path
         sys.argv = [path]  # torch's tests look at it, and start themselves by it
         os.environ.pop("CI", None)  # torch's run_tests would want packages of its own
-        module = _imported(Path(path))
+        module = imported(Path(path))
+        if options.get("forked"):
+            forked_children.install(Path(path))
         suite = unittest.TestLoader().loadTestsFromModule(module)
         self._cases = {(type(case).__name__, _method(case)): case for case in _flat(suite)}
         self._result = _Result()
@@ -102,7 +104,7 @@ class _Result(unittest.TestResult):
             self.events.append((FAILURE if issubclass(err[0], test.failureException) else ERROR, err))
 
 
-def _imported(path: Path) -> Any:
+def imported(path: Path) -> Any:
     """Under its own name, so that children of its cases find it as they find any module."""
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
