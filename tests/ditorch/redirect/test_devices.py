@@ -82,6 +82,15 @@ def test_the_device_class_is_still_the_device_class(x):
         assert isinstance(x.device, torch.device | None)
 
 
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_devices_type_is_saved_as_a_plain_string(tmp_path, weights_only):
+    torch.save({"kind": torch.device("cuda").type}, tmp_path / "saved")
+    kind = torch.load(tmp_path / "saved", weights_only=weights_only)["kind"]
+    assert type(kind) is str
+    assert kind == "cuda"
+    assert type(pickle.loads(pickle.dumps(torch.device("cuda").type))) is str
+
+
 def test_other_devices_are_what_they_were():
     assert str(torch.device("cpu")) == "cpu"
     assert repr(torch.device("meta")) == "device(type='meta')"
