@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ditorch.sim import device_module
 
@@ -246,3 +247,27 @@ def test_module_to_another_dtype_and_device_moves_buffers_too():
     model = nn.BatchNorm1d(3).to("sim:1", torch.float64)
     assert model.weight.dtype == model.running_mean.dtype == torch.float64
     assert {str(tensor.device) for tensor in model.state_dict().values()} == {"sim:1"}
+
+
+def test_a_dispatch_mode_sees_ops_and_no_questions_to_the_driver():
+    class Names(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Names() as names:
+        torch.sim.device_count()
+        torch.sim.set_device(torch.sim.current_device())
+        torch.manual_seed(1)
+        torch.sim.set_rng_state(torch.sim.get_rng_state())
+        torch.sim.synchronize()
+        torch.sim.memory_allocated()
+        with torch.sim.stream(torch.sim.Stream()):
+            torch.sim.current_stream().synchronize()
+        torch.empty(1, device="sim")
+
+    assert names.seen == ["aten.empty.memory_format"]

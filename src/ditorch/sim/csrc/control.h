@@ -105,4 +105,17 @@ TORCH_LIBRARY_IMPL(ditorch_sim, PrivateUse1, m) {
 }
 TORCH_LIBRARY_IMPL(ditorch_sim, CPU, m) { m.impl("adopt_host", adopt_host); }
 
+// What takes no tensor is a question to the driver and not an op: dispatch modes of the program must not see it. One that
+// draws for each rank in turn (LocalTensorMode) would put the generators back before each.
+TORCH_LIBRARY_IMPL(ditorch_sim, Python, m) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("ditorch_sim::", 0) != 0) continue;
+    const auto op = dispatcher.findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
+    const auto& arguments = op.schema().arguments();
+    const auto is_tensor = [](const c10::Argument& argument) { return argument.type()->isSubtypeOf(*c10::TensorType::get()); };
+    if (std::none_of(arguments.begin(), arguments.end(), is_tensor)) m.impl(name.name.c_str(), torch::CppFunction::makeFallthrough());
+  }
+}
+
 }  // namespace ditorch_sim
