@@ -108,3 +108,14 @@ def test_parameters_on_two_devices_can_share_an_optimizer():
         weight.sum().backward()
     optimizer.step()
     assert [weight.tolist() for weight in weights] == [[0, 0, 0]] * 3
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.aten._fused_adam_, "tensor_lr"), reason="this release takes numbers only")
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_a_fused_kernel_reads_a_learning_rate_from_the_host(name, shape):
+    parameters = [nn.Parameter(torch.ones(3, device=device)) for device in ("sim", "cpu")]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+        OPTIMIZERS[name]([parameter], lr=torch.full(shape, 0.25), fused=True).step()
+    torch.testing.assert_close(parameters[0].cpu(), parameters[1])

@@ -21,6 +21,7 @@ struct Signature {
   bool may_grow = false;              // the kernel may give written arguments new memory: out= and resize_
   bool takes_host_tensors = false;    // the few operators whose arguments may lie on the CPU
   bool takes_host_indices = false;    // the few whose lists of indices may
+  int learning_rate = -1;             // the argument of a fused optimizer that may, whatever its shape
   bool asks_for_gradients = false;    // the kernel computes more where an argument requires a gradient
   bool product = false;               // DITORCH_SIM_16BIT concerns it
   bool mixes_dtypes = false;          // takes 16-bit and float32 tensors at once
@@ -48,6 +49,7 @@ struct Signature {
         may_grow |= arguments[i].kwarg_only() || schema.name().find("resize") != std::string::npos;
       }
       if (arguments[i].type()->str().find("Generator") != std::string::npos) generator = i;
+      if (schema.overload_name().find("tensor_lr") == 0 && arguments[i].name() == "lr") learning_rate = i;
     }
     static const std::unordered_set<std::string> silent{"aten::native_batch_norm", "aten::rrelu_with_noise"};
     for (size_t i = 0; i < arguments.size(); i++)
@@ -142,7 +144,8 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
       const auto storage = argument.toStorage();
       if (storage.device().type() == kSim) argument = host_of(storage);
     } else {
-      const bool may_be_on_host = signature.takes_host_indices && argument.isList();
+      const bool may_be_on_host =
+          (signature.takes_host_indices && argument.isList()) || static_cast<int>(i - first) == signature.learning_rate;
       for_each_tensor(argument, [&](const Tensor& tensor) {
         narrow |= is_narrow(tensor.scalar_type());
         if (!device.add(tensor, may_be_on_host)) return tensor;
