@@ -123,6 +123,12 @@ def _kept(like: Tensor, dropout: float, generator: torch.Generator) -> Tensor:
     return torch.empty_like(like).bernoulli_(1 - dropout, generator=generator) / (1 - dropout)
 
 
+def _seed_and_offset(state: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a state, as CUDA returns them: two numbers, which mean nothing where nothing is dropped."""
+    seed, offset = state.unbind() if state.numel() else state.new_zeros(2).unbind()
+    return seed.clone(), offset.clone()
+
+
 # ---- CUDA's names: they differ in their arguments, their results, and the shape of the logsumexp ---------------------
 
 
@@ -177,7 +183,7 @@ def _efficient(
     output, logsumexp, state = forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
     # CUDA's comes in whole blocks of 32 queries
     blocks = -query.size(2) % 32 if compute_log_sumexp else -query.size(2)
-    return output, torch.nn.functional.pad(logsumexp, (0, blocks)), state, state.new_empty(0)
+    return output, torch.nn.functional.pad(logsumexp, (0, blocks)), *_seed_and_offset(state)
 
 
 def _efficient_backward(
@@ -199,7 +205,8 @@ def _efficient_backward(
     if not any(grad_input_mask):
         return None, None, None, None
     logsumexp = logsumexp[..., : query.size(2)].contiguous()
-    arguments = (grad_out, query, key, value, attn_bias, out, logsumexp, philox_seed, dropout_p, is_causal, scale)
+    state = torch.stack((philox_seed, philox_offset))
+    arguments = (grad_out, query, key, value, attn_bias, out, logsumexp, state, dropout_p, is_causal, scale)
     return backward(*arguments, bias_wanted=grad_input_mask[3])
 
 
@@ -217,7 +224,7 @@ def _cudnn(
 ) -> tuple[Any, ...]:
     output, logsumexp, state = forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
     sizes = (query.size(2), key.size(2))
-    return output, logsumexp.unsqueeze(-1), None, None, *sizes, state, state.new_empty(0), None
+    return output, logsumexp.unsqueeze(-1), None, None, *sizes, *_seed_and_offset(state), None
 
 
 def _cudnn_backward(
@@ -239,7 +246,8 @@ def _cudnn_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    of_forward = (out, logsumexp.squeeze(-1), philox_seed, dropout_p, is_causal, scale)
+    state = torch.stack((philox_seed, philox_offset))
+    of_forward = (out, logsumexp.squeeze(-1), state, dropout_p, is_causal, scale)
     return backward(grad_out, query, key, value, attn_bias, *of_forward)[:3]
 
 

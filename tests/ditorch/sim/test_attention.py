@@ -55,6 +55,14 @@ def test_the_logsumexp_has_cudas_shape(name, shape):
     torch.testing.assert_close(result[1].cpu().flatten(2)[..., :6], expected)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize(("name", "place"), [("efficient", 2), ("cudnn", 6)])
+def test_the_seed_and_the_offset_are_numbers_as_on_cuda(name, place, dropout):
+    seed, offset = kernel(name)(*inputs("sim"), dropout_p=dropout)[place : place + 2]
+    assert seed.shape == offset.shape == ()  # DTensor takes nothing else for a result without a placement
+    assert seed.dtype == offset.dtype == torch.int64
+
+
 @pytest.mark.parametrize("name", ["efficient", "cudnn"])
 def test_a_kernel_takes_a_bias(name):
     bias = torch.linspace(-2, 2, 36).view(6, 6).expand(2, 4, 6, 6)
