@@ -25,6 +25,7 @@ def apply(patches: Patches, backend: Backend) -> None:
     _translate_names(patches, backend.device_type, backend.collectives)
     _stand_in_for_nccl(patches, backend)
     _compress_to_bfloat16(patches)
+    _wait_where_streams_cannot(patches)
     reductions.apply(patches, backend)
     coalescing.apply(patches)
     splitting.apply(patches, backend)
@@ -142,6 +143,25 @@ def _compress_to_bfloat16(patches: Patches) -> None:
         original(self, hook)  # type: ignore[no-untyped-call]
 
     patches.assign(DistributedDataParallel, "_check_comm_hook", check, "bfloat16 can be reduced without CUDA, too")
+
+
+def _wait_where_streams_cannot(patches: Patches) -> None:
+    """Work.block_current_stream needs a kernel that PyTorch has for CUDA alone: elsewhere the work is waited for."""
+    work = torch.distributed.Work
+    original = getattr(work, "block_current_stream", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def block_current_stream(self: Any) -> None:
+        try:
+            original(self)
+        except RuntimeError as error:
+            if "StreamBlock" not in str(error):
+                raise
+            self.wait()
+
+    patches.assign(work, "block_current_stream", block_current_stream, "its kernel is built for CUDA alone")
 
 
 def _true() -> Callable[[], bool]:

@@ -39,8 +39,16 @@ def apply(patches: Patches, backend: Backend) -> None:
     patches.assign(
         torch._C, "_cuda_getCurrentRawStream", _cuda_getCurrentRawStream, "libraries that launch kernels look for it"
     )
+    if not hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+        patches.assign(
+            torch._C, "_cuda_clearCublasWorkspaces", _clear_nothing, "programs call it before they look at memory"
+        )
     patches.assign(library, "__init__", __init__, _WHY)
     patches.assign(library, "impl", impl, _WHY)
+
+
+def _clear_nothing() -> None:
+    """There is no cuBLAS, which would keep memory between calls."""
 
 
 # torch registers kernels for CUDA and for outside devices itself, and must not do so twice.

@@ -379,3 +379,17 @@ def test_gradients_are_timed_without_a_warning(run_python):
     done = run_python(program, DITORCH_BACKEND="sim", DITORCH_DISABLE_MOCK="0")
     assert "ime stats" not in done.stderr  # are "only collected for CPU and CUDA devices" where a device has no timer
     assert done.stdout.split() == ["True", "True"]
+
+
+@pytest.mark.skipif(not hasattr(dist.Work, "block_current_stream"), reason="a release without it")
+def test_a_stream_that_cannot_wait_for_work_has_it_waited_for(run_python):
+    program = """
+        import torch, ditorch, torch.distributed as dist
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        tensor = torch.full((3,), 2.0, device="cuda")
+        work = dist.all_reduce(tensor, async_op=True)
+        work.block_current_stream()
+        print(work.is_completed(), (tensor + 1).tolist())
+        dist.destroy_process_group()
+    """
+    assert run_python(program, DITORCH_BACKEND="sim", DITORCH_DISABLE_MOCK="0").stdout == "True [3.0, 3.0, 3.0]\n"

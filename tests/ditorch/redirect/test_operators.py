@@ -60,3 +60,7 @@ def test_a_gradient_formula_for_cuda(library):
 
 def test_libraries_that_launch_kernels_find_the_current_stream():
     assert isinstance(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), int)
+
+
+def test_programs_clear_cublas_workspaces_before_they_look_at_memory():
+    assert torch._C._cuda_clearCublasWorkspaces() is None
