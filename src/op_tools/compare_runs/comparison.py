@@ -52,12 +52,17 @@ def compare(
     paths = (a.path, b.path, None if healthy is None else healthy.path)
     tasks = [_Task(*paths, stream, limit, shards if is_joined else None) for stream in streams]
     steps: Counter[int] = Counter()  # of a rank: of all processes that had it, one after the other
+    training: dict[int, list[range]] = {}  # … and the numbers of these
     for task, found in zip(tasks, _all_done(tasks, (a, b, healthy), told, jobs, engine)):
         _merge(findings, found)
+        training.setdefault(task.stream[0], []).append(found.training)
         steps[task.stream[0]] += found.steps
         if task.stream[0] not in findings.ranks:
             findings.ranks.append(task.stream[0])
     findings.steps = max(steps.values(), default=0)
+    # a number that is a step of another process of the rank tells nothing
+    outside = findings.outside_steps
+    findings.outside_steps = [one for one in outside if not any(one.step in steps for steps in training[one.rank])]
     if is_joined:
         findings.ranks = sorted({*a.ranks, *b.ranks})
     findings.second_pass = second_pass.wanted(findings, b.path, str(b.manifest().get("command") or ""))
@@ -151,6 +156,7 @@ def _merge(findings: Findings, found: Findings) -> None:
     findings.suspects = _suspects([*findings.suspects, *found.suspects])
     _merge_modules(findings.modules, found.modules)
     findings.is_cut_short |= found.is_cut_short
+    findings.outside_steps += found.outside_steps
     findings.not_comparable += [line for line in found.not_comparable if line not in findings.not_comparable]
     for count in ("calls", "events", "same", "only_a", "only_b"):
         setattr(findings, count, getattr(findings, count) + getattr(found, count))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from op_tools.compare_runs.counting import OutsideStep
 from op_tools.compare_runs.judging import Event
 
 SCHEMA = "ditorch.compare/1"
@@ -106,9 +107,18 @@ class Findings:
     same: int = 0  # bit by bit
     only_a: int = 0
     only_b: int = 0
-    steps: int = 0
+    steps: int = 0  # training steps that both have
+    training: range = range(0)  # … and their numbers, of one process
+    outside_steps: list[OutsideStep] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     is_cut_short: bool = False  # files that cannot be read whole
+
+    def step_name(self, step: int, rank: int, in_short: bool = False) -> str:
+        """`step 3`, or when it ran if it is none; the number is the one that --steps takes."""
+        outside = next((one for one in self.outside_steps if (one.step, one.rank) == (step, rank)), None)
+        if in_short:
+            return str(step) if outside is None else f"{step} ({outside.when.partition(' ')[0]})"
+        return f"step {step}" if outside is None else f"{outside.when} ({step})"
 
     @property
     def exit_code(self) -> int:

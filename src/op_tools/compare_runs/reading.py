@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _PATTERN = "op_capture_statistics_*.pack"
 MANIFEST, MANIFEST_SCHEMA = "manifest.json", "ditorch.run/1"
+PROCESSES = "processes"  # records of them, in the run's folder
 Stream = tuple[int, int]  # the rank, and the number of the process where several had it one after the other
 
 
@@ -89,6 +90,12 @@ class Run:
             for rank, of_rank in sorted(processes.items())
             for number, files in enumerate(of_rank.values())
         }
+
+    def finished_steps(self, rank: int) -> int | None:
+        """How many training steps had ended when a process of this rank ended, by its record; None without one."""
+        records = [read_json(file) for file in sorted((self.path / PROCESSES).glob("*.json"))]
+        ended = [one.get("steps") for one in records if one.get("rank") == rank and one.get("ended") is not None]
+        return max((steps for steps in ended if isinstance(steps, int) and steps >= 0), default=None)
 
     @property
     def ranks(self) -> list[int]:

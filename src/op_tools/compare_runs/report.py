@@ -39,6 +39,7 @@ def as_json(found: Findings) -> dict[str, Any]:
             "only_a": found.only_a,
             "only_b": found.only_b,
         },
+        "outside_steps": [asdict(one) for one in found.outside_steps],
         "ranks": found.ranks,
     }
     plain: dict[str, Any] = finite(content)
@@ -57,18 +58,18 @@ def _before(found: Findings) -> Iterator[str]:
         return
     yield "before the first op"
     for one in found.before[:_MAX_BEFORE]:
-        yield f"  {_difference(one)}"
+        yield f"  {_difference(found, one)}"
     if len(found.before) > _MAX_BEFORE:
         yield f"  … and {len(found.before) - _MAX_BEFORE} more (--json)"
     yield ""
 
 
-def _difference(one: Before) -> str:
+def _difference(found: Findings, one: Before) -> str:
     if one.moves_numbers:
         apart = f", {one.a:.2g} apart" if isinstance(one.a, float) else ""
         if one.what == "weights":
-            return f"weights differ: {one.name}{apart} (step {one.step}, rank {one.rank})"
-        return f"step {one.step} got other data: {one.name}{apart} (rank {one.rank})"
+            return f"weights differ: {one.name}{apart} ({found.step_name(one.step, one.rank)}, rank {one.rank})"
+        return f"{found.step_name(one.step, one.rank)} got other data: {one.name}{apart} (rank {one.rank})"
     return f"{one.what}: {one.name}: {_short(one.a)} | {_short(one.b)}"
 
 
@@ -82,13 +83,13 @@ def _first(found: Findings) -> Iterator[str]:
     if first is None:
         same = f"{found.same:,} of {found.events:,} bit by bit"
         if found.calls:
-            yield f"no divergence: {found.calls:,} calls in {found.steps} steps agree within rounding, {same}"
+            yield f"no divergence: {found.calls:,} calls {_in_steps(found)} agree within rounding, {same}"
         else:
             yield "cannot tell: the runs have no call in common"
         yield ""
         return
     yield f"first divergence: {first.kind}"
-    yield from (f"  {line}" for line in _place(first))
+    yield from (f"  {line}" for line in _place(found, first))
     reason = (
         "its inputs agree within rounding, its results do not" if first.kind == "guilty" else "it came from outside"
     )
@@ -104,14 +105,14 @@ def _first(found: Findings) -> Iterator[str]:
     if others:
         yield f"perhaps guilty as well, behind it: {len(others)}"
         for place in others[:_MAX_GUILTY]:
-            yield f"  {' | '.join(_place(place))}: {place.distance:.2g} from {place.inputs:.2g}"
+            yield f"  {' | '.join(_place(found, place))}: {place.distance:.2g} from {place.inputs:.2g}"
     yield ""
 
 
-def _place(place: Place) -> Iterator[str]:
+def _place(found: Findings, place: Place) -> Iterator[str]:
     module = f" in {place.module}" if place.module else ""
     tensor = f"{place.part}{place.place} {tuple(place.shape)} {place.dtype}"
-    yield f"step {place.step}, rank {place.rank}: {place.op}{module}, {place.phase}, {tensor}"
+    yield f"{found.step_name(place.step, place.rank)}, rank {place.rank}: {place.op}{module}, {place.phase}, {tensor}"
     yield place.where
 
 
@@ -120,7 +121,7 @@ def _worst(found: Findings, width: int) -> Iterator[str]:
         return
     rows = [
         [
-            str(one.step),
+            found.step_name(one.step, one.rank, in_short=True),
             str(one.rank),
             one.op,
             one.module,
@@ -158,7 +159,8 @@ def _modules(found: Findings, width: int) -> Iterator[str]:
 
 def _rest(found: Findings) -> Iterator[str]:
     for place in found.cleared:
-        yield f"cleared by its data: step {place.step}, {place.op} in {place.module or 'no module'}, {place.phase}"
+        where = f"{found.step_name(place.step, place.rank)}, {place.op} in {place.module or 'no module'}"
+        yield f"cleared by its data: {where}, {place.phase}"
     if found.second_pass is not None:
         if not found.guilty:
             yield f"nothing is certain, most suspect: {', '.join(found.second_pass.ops)}"
@@ -167,6 +169,13 @@ def _rest(found: Findings) -> Iterator[str]:
     for line in found.not_comparable:
         yield f"not comparable: {line}"
     yield (
-        f"{found.calls:,} calls compared in {found.steps} steps and {len(found.ranks)} rank(s); only in the first run "
+        f"{found.calls:,} calls compared {_in_steps(found)}, {len(found.ranks)} rank(s); only in the first run "
         f"{found.only_a:,}, only in the second {found.only_b:,}"
     )
+
+
+def _in_steps(found: Findings) -> str:
+    """`in 6 steps and after the last step`."""
+    steps = [f"in {found.steps} step{'s' * (found.steps != 1)}"] if found.steps else []
+    words = [*steps, *dict.fromkeys(one.when for one in found.outside_steps)] or ["in no step"]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -11,6 +11,7 @@ from typing import Callable, NamedTuple
 from op_tools.compare_runs import outside
 from op_tools.compare_runs.alignment import aligned
 from op_tools.compare_runs.calls import Backward, Call
+from op_tools.compare_runs.counting import Counting
 from op_tools.compare_runs.findings import Before, Findings, ModuleRow, Place
 from op_tools.compare_runs.joining import Table, all_ranks, joined
 from op_tools.compare_runs.judging import Event, Judge
@@ -55,12 +56,14 @@ class StreamComparison:
         self._is_first_step = True
         self._only: Counter[str] = Counter()
         self._outside = outside.Outside(self._rank)
+        self._counting, self._only_in_a, self._only_in_b = Counting(), Counting(), Counting()
 
     def compare(self, a: Run, b: Run, healthy: Run | None) -> None:
         others = None if healthy is None or self._stream not in healthy.streams else healthy.steps(self._stream)
         third = _Follower(others)
         try:
             for step, calls, counterparts in self._steps(a, b):
+                self._counting.add(step, calls, counterparts)
                 self._step(calls, counterparts, third.at(step))
                 self._found.steps += 1
                 if self._told is not None:
@@ -68,19 +71,31 @@ class StreamComparison:
         except CaptureError as error:
             self._found.not_comparable.append(f"from here on: {error}")
             self._found.is_cut_short = True
+        self._count_steps(a, b)
         if self._only:
             named = ", ".join(f"{key} ({count})" for key, count in self._only.most_common(_MAX_NAMED))
             self._found.not_comparable.append(f"rank {self._rank}: calls that only one run has, such as {named}")
 
     def _steps(self, a: Run, b: Run) -> Iterator[tuple[int, list[Call], list[Call]]]:
         """Steps that both have."""
-        other = _Follower(self._steps_of(b))
+        other = _Follower(self._steps_of(b), self._only_in_b)
         for step, calls in self._steps_of(a):
             counterparts = other.at(step)
             if counterparts is None:
-                self._found.not_comparable.append(f"rank {self._rank}: step {step} is only in {a.path}")
+                self._only_in_a.add(step, calls)
             else:
                 yield step, calls, counterparts
+        other.pass_over_the_rest()
+
+    def _count_steps(self, a: Run, b: Run) -> None:
+        finished = {run: run.finished_steps(self._rank) for run in (a, b)}
+        told = [count for count in finished.values() if count is not None]
+        self._found.training = training = self._counting.training(min(told, default=None))
+        self._found.steps = self._counting.steps(training)
+        self._found.outside_steps = list(self._counting.outside(training, self._rank))
+        for run, counting in ((a, self._only_in_a), (b, self._only_in_b)):
+            lines = counting.only_here(str(run.path), finished[run])
+            self._found.not_comparable += [f"rank {self._rank}: {line}" for line in lines]
 
     def _steps_of(self, run: Run) -> Iterator[tuple[int, list[Call]]]:
         if self._shards is None:
@@ -223,8 +238,9 @@ class StreamComparison:
 class _Follower:
     """The steps of a run, one at a time, as another run asks for them."""
 
-    def __init__(self, steps: Iterator[tuple[int, list[Call]]] | None) -> None:
+    def __init__(self, steps: Iterator[tuple[int, list[Call]]] | None, passed_over: Counting | None = None) -> None:
         self._steps = steps
+        self._passed_over = passed_over or Counting()  # steps that the other run does not have
         self._next: tuple[int, list[Call]] | None = None
 
     def at(self, step: int) -> list[Call] | None:
@@ -240,7 +256,12 @@ class _Follower:
             self._next = None
             if number == step:
                 return calls
+            self._passed_over.add(number, calls)
         return None
+
+    def pass_over_the_rest(self) -> None:
+        for number, calls in itertools.chain([self._next] if self._next else [], self._steps or ()):
+            self._passed_over.add(number, calls)
 
 
 def _tasks(a: Call, b: Call, healthy: Call | None) -> Iterator[_Task]:

@@ -26,9 +26,14 @@ class Net(nn.Module):
         return self.down(y).tanh()
 
 
+def evaluate(net, device):
+    with torch.no_grad():
+        net(torch.ones(16, 24, device=device)).square().mean()
+
+
 @pytest.fixture
 def record(device):
-    """Trains for two steps; the folder of its statistics."""
+    """Trains, for two steps unless told otherwise; the folder of its statistics."""
     if device != "sim":
         pytest.skip("breaks kernels of the simulated device")
 
@@ -41,9 +46,13 @@ def record(device):
         injection = faults.inject(fault, device) if fault else None
         generator = torch.Generator().manual_seed(data_seed)
         other_step = options.pop("other_step", None)
+        steps, evaluates = options.pop("train_steps", 2), options.pop("evaluates", ())
         options = {"mode": "statistics", **options}
         with op_tools.OpCapture(out=name, verbose=0, **options):
-            for step in range(2):
+            if "before" in evaluates:
+                evaluate(net, device)
+                op_tools.step()
+            for step in range(steps):
                 x = torch.randn(16, 24, generator=generator).to(device)
                 x = x.flip(0) if step == other_step else x
                 with torch.autocast(device, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
@@ -51,6 +60,10 @@ def record(device):
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                if "before" in evaluates:
+                    op_tools.step()
+            if "after" in evaluates:
+                evaluate(net, device)
         if injection is not None:
             injection.remove()
         return Path(name)
