@@ -15,8 +15,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-import torch
-
 from ditorch.backend import Backend  # here and not later, or the module would take the function's name below
 from ditorch.errors import BackendError, SettingError
 from ditorch.settings import DISABLE_MOCK, FAULTS, FLOAT32_COLLECTIVES, SIM_PROFILE, misspelt
@@ -50,6 +48,8 @@ def install() -> Backend:
     global _backend, _redirect, _precision, _faults
     if _backend is not None:
         return _backend
+    import torch  # here, because `python -m ditorch --help` imports this file, too
+
     from ditorch import discover
 
     chosen = discover.choose()
@@ -99,6 +99,8 @@ def uninstall() -> None:
 
 def _framework_version(chosen: Backend) -> str:
     """Of the vendor's package; of torch where there is none."""
+    import torch
+
     module = sys.modules.get(chosen.module) if chosen.module else None
     return str(getattr(module, "__version__", torch.__version__))
 

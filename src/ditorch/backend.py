@@ -1,6 +1,7 @@
 """What ditorch knows about one kind of accelerator: a short description and a few hooks.
 
 Most chips are a description and nothing else; see `ditorch/backends/`. docs/backends.md tells how to write one.
+torch is imported where it is needed: `python -m ditorch --help` imports this file, and must not wait for torch.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import shutil
 import sys
 from dataclasses import dataclass
 from types import ModuleType
-
-import torch
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,8 @@ class Backend:
 
     def unavailable(self) -> str | None:
         """Why it cannot be used on this machine, in a few words; None if it can. May raise what the vendor raises."""
+        import torch
+
         if self.modules and not any(map(_is_installed, self.modules)):  # cheap: nothing has been imported yet
             return f"{' or '.join(self.modules)} is not installed"
         self.start()
@@ -57,6 +58,8 @@ class Backend:
 
     def start(self) -> None:
         """Makes the device known to PyTorch; doing it again does nothing."""
+        import torch
+
         self._mirror_visible_devices()
         if self.module:
             importlib.import_module(self.module)
@@ -91,6 +94,8 @@ class Backend:
 
     def device_module(self) -> ModuleType:
         """`torch.npu`, `torch.cuda`, …"""
+        import torch
+
         module = getattr(torch, self.device_type)
         assert isinstance(module, ModuleType)
         return module
@@ -115,6 +120,8 @@ class Backend:
         """Whether torch.cuda, or what it answers with, is the vendor's: by a migration that nobody told us of."""
         if self.module is None:
             return False
+        import torch
+
         package = self.module.partition(".")[0]
         owners = (torch.cuda.__name__, getattr(torch.cuda.is_available, "__module__", None) or "")
         return package in (owner.partition(".")[0] for owner in owners)

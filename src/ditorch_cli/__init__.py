@@ -1,6 +1,6 @@
 """The command `ditorch`. Each subcommand is a file of its own, imported when it is used.
 
-A package of its own, because importing `ditorch` imports torch: help must not wait for that.
+A package of its own, because a program's `import ditorch` imports torch: help must not wait for that.
 """
 
 from __future__ import annotations

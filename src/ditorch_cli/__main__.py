@@ -1,4 +1,4 @@
-"""`python -m ditorch_cli`: the command `ditorch`; unlike `python -m ditorch`, it does not import torch first."""
+"""`python -m ditorch_cli`: the command `ditorch`."""
 
 from ditorch_cli import main
 

@@ -86,6 +86,27 @@ def test_help_does_not_import_torch(names):
     assert done.stdout.split()[-1] == "False"
 
 
+def imported_by(*arguments):
+    """The modules that Python imports for a command line, and what that prints."""
+    done = subprocess.run([sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}, done.stdout
+
+
+@pytest.mark.parametrize("package", ["ditorch", "ditorch_cli"])
+@pytest.mark.parametrize("names", list(every_command()), ids=" ".join)
+def test_help_of_a_module_run_as_a_script_does_not_import_torch(names, package):
+    modules, output = imported_by("-m", package, *names, "--help")
+    assert output.startswith(f"Usage: {' '.join(('ditorch', *names[:1]))} ")
+    assert package in modules, "what is imported is seen"
+    assert "torch" not in modules
+
+
+def test_a_program_in_which_ditorch_is_active_imports_torch():
+    modules, _ = imported_by("-c", "import ditorch; ditorch.install()")
+    assert "torch" in modules
+
+
 def completed(*words):
     """What Tab offers for the last word."""
     shell = get_completion_class("bash")(cli._group, {}, "ditorch", "_DITORCH_COMPLETE")
