@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 import compare_runs
-from compare_runs import CNN, DTYPES, GPT, LSTM, Recorder, _checksums, _is_same, _struck, _words
+from broken_calls import Checksums, broken, first_wrong
+from compare_runs import CNN, DTYPES, GPT, LSTM, Recorder, _is_same, _words
 from op_tools.compare_runs.comparison import compare
 from op_tools.compare_runs.reading import Run
 from op_tools.compare_runs.settling import settle
@@ -111,30 +112,30 @@ def of_faults(recorder: Recorder, model: str, dtype: str, counts: Counter[str]) 
     good, healthy = recorder.run(model, dtype, seed=SEED), recorder.run(model, dtype, "split", seed=SEED)
     for fault in FAULTS[model]:
         faulty = recorder.run(model, dtype, "split", fault, seed=SEED)
-        truth = compare_runs.first_wrong(faulty, healthy)
+        truth = first_wrong(faulty, healthy)
         if truth is None:
             continue
         found = compare(Run(good), Run(faulty))
-        base, _ = _checksums(faulty)
+        base = Checksums.of(faulty).base
         how = "statistics"
         if not found.guilty and found.suspects:
             how = "data"
             settle(found, recorder.data(model, dtype, fault, sorted({place.op for place in found.suspects}), SEED))
         first = found.guilty[0] if found.guilty else None
         counts[f"{dtype} faults"] += 1
-        struck = _struck(faulty, base)
+        wrong = broken(faulty, healthy)
         if first is None:
             verdict = "nothing"
         elif how == "statistics":
             named = first.other_forward_id - base, first.phase
-            verdict = "right" if named == truth else "later" if named in struck else "HEALTHY"
+            verdict = "right" if named == truth else "later" if named in wrong else "HEALTHY"
         else:
-            is_touched = any(_is_same(first, faulty, base, one) for one in struck)
+            is_touched = any(_is_same(first, faulty, base, one) for one in wrong)
             verdict = "right" if _is_same(first, faulty, base, truth) else "later" if is_touched else "HEALTHY"
         counts[f"{dtype} {verdict} by {how}" if first else f"{dtype} nothing"] += 1
         if how == "statistics":
             others = [(place.other_forward_id - base, place.phase) for place in found.guilty]
-            counts["healthy calls named at all"] += sum(one not in struck for one in others)
+            counts["healthy calls named at all"] += sum(one not in wrong for one in others)
         print(f"{verdict}: {model} {dtype} {fault} {how} {_words(first) if first else ''}", flush=True)
 
 

@@ -12,7 +12,6 @@ the suspects' data is captured in a second pass, as `ditorch compare` advises. T
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import random
 import shutil
@@ -30,7 +29,8 @@ from torch.nn import functional
 
 import compare_runs
 import op_tools
-from compare_runs import DTYPES, Truth, _checksums, _is_same, _struck, _words, first_wrong, train
+from broken_calls import Broken, Checksums, Truth, broken, first_wrong
+from compare_runs import DTYPES, _is_same, _words, train
 from ditorch.sim import faults as injector
 from op_tools.compare_runs.comparison import compare
 from op_tools.compare_runs.reading import Run
@@ -175,7 +175,7 @@ class Recorder:
             options: dict[str, Any] = {"mode": "statistics"} if data is None else {"ops": data, "steps": [0, 1]}
             with op_tools.OpCapture(out=path, verbose=0, **options), truth:
                 train(model, dtype, seed=self._seed % 1000, steps=2 if data is None else 1)
-        (path / "truth.json").write_text(json.dumps(truth.calls))
+        truth.write(path)
         return path
 
 
@@ -211,23 +211,24 @@ def of_faults(recorder: Recorder, model: str, dtype: str, seed: int, counts: Cou
                 print(f"passed over, it changes no result: {model} {dtype} {fault}", flush=True)
                 continue
             done += 1
-            verdict, how, words = judged(recorder, good, faulty, truth, (model, dtype, fault), counts)
+            verdict, how, words = judged(
+                recorder, good, faulty, (truth, broken(faulty, healthy)), (model, dtype, fault), counts
+            )
             counts[f"{dtype} faults"] += 1
             counts[f"{dtype} {verdict} by {how}"] += 1
             print(f"{verdict}: {model} {dtype} {fault} by {how} {words}", flush=True)
 
 
 def judged(
-    recorder: Recorder, good: Path, faulty: Path, truth: tuple[int, str], case: tuple[str, str, str],
+    recorder: Recorder, good: Path, faulty: Path, truths: tuple[Broken, set[Broken]], case: tuple[str, str, str],
     counts: Counter[str],
 ) -> tuple[str, str, str]:  # fmt: skip
     found, how = compare(Run(good), Run(faulty)), "statistics"
-    base, _ = _checksums(faulty)
-    struck = _struck(faulty, base)
+    base, (truth, wrong) = Checksums.of(faulty).base, truths
     named = [(place.other_forward_id - base, place.phase) for place in found.guilty]
-    counts["healthy calls named at all"] += sum(one not in struck for one in named)
+    counts["healthy calls named at all"] += sum(one not in wrong for one in named)
     if found.guilty:
-        verdict = "right" if named[0] == truth else "later" if named[0] in struck else "HEALTHY"
+        verdict = "right" if named[0] == truth else "another" if named[0] in wrong else "HEALTHY"
         return verdict, how, _words(found.guilty[0])
     if not found.suspects:
         return "nothing", how, ""
@@ -237,8 +238,8 @@ def judged(
     if not found.guilty:
         return "nothing", "data", ""
     first = found.guilty[0]
-    is_touched = any(_is_same(first, faulty, base, one) for one in struck)
-    verdict = "right" if _is_same(first, faulty, base, truth) else "later" if is_touched else "HEALTHY"
+    is_touched = any(_is_same(first, faulty, base, one) for one in wrong)
+    verdict = "right" if _is_same(first, faulty, base, truth) else "another" if is_touched else "HEALTHY"
     return verdict, "data", _words(first)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import shutil
 import tempfile
@@ -31,16 +30,14 @@ from torch.nn import functional
 
 import ditorch
 import op_tools
+from broken_calls import Broken, Checksums, Truth, broken, first_wrong
 from ditorch.sim import faults as injector
 from op_tools.compare_runs.calls import plain_module
 from op_tools.compare_runs.comparison import compare
 from op_tools.compare_runs.judging import LIMIT
 from op_tools.compare_runs.reading import Run
 from op_tools.compare_runs.settling import settle
-from op_tools.core.call import OpCall
-from op_tools.core.gradients import Gradients
 from op_tools.core.steps import STEPS
-from op_tools.core.tool import Tool
 
 ditorch.install()
 FIT = ("GPT", "CNN")
@@ -302,33 +299,6 @@ def kernels(variant: str) -> Iterator[None]:
 # ---- recording -----------------------------------------------------------------------------------------------------
 
 
-class Truth(Tool[int, bool]):
-    """Which calls a broken kernel ran in: (call, phase) in their order."""
-
-    hook, prefix, feature = "TruthHook", "OP_TRUTH", "truth"
-    watches_gradients = True
-
-    def __init__(self, struck: Callable[[], int], **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._struck = struck
-        self._last = 0
-        self.calls: list[tuple[int, str]] = []
-
-    def before(self, call: OpCall) -> int:
-        return self._struck()
-
-    def after(self, call: OpCall, state: int) -> bool:
-        if self._struck() > state:
-            self.calls.append((call.id, "forward"))
-        self._last = self._struck()
-        return True
-
-    def flowed(self, call: OpCall, state: bool, gradients: Gradients) -> None:
-        if self._struck() > self._last:
-            self.calls.append((call.id, "backward"))
-        self._last = self._struck()
-
-
 class Recorder:
     """Runs in a folder; ids of calls are counted from the first of each run."""
 
@@ -362,30 +332,8 @@ class Recorder:
             truth = Truth(lambda: sum(injection.struck.values()) if injection else 0, verbose=0)
             with op_tools.OpCapture(mode="statistics", out=path, verbose=0), truth:
                 train(model, dtype, nudge, seed)
-        (path / "truth.json").write_text(json.dumps(truth.calls))
+        truth.write(path)
         return path
-
-
-def first_wrong(faulty: Path, healthy: Path) -> tuple[int, str] | None:
-    """The first call that was struck and gives something else than the healthy kernels: its number, and the phase."""
-    struck = json.loads((faulty / "truth.json").read_text())
-    base, results = _checksums(faulty)
-    _, others = _checksums(healthy)
-    for id, phase in struck:
-        if results.get((id - base, phase)) != others.get((id - base, phase)):
-            return id - base, phase
-    return None
-
-
-def _checksums(path: Path) -> tuple[int, dict[tuple[int, str], list[int]]]:
-    found: dict[tuple[int, str], list[int]] = {}
-    records = [record for record in op_tools.read_statistics(path) if record.forward_id > 0]
-    base = min(record.forward_id for record in records)
-    for record in records:
-        if record.part in ("output", "grad_inputs"):
-            phase = "forward" if record.part == "output" else "backward"
-            found.setdefault((record.forward_id - base, phase), []).append(record.checksum)
-    return base, found
 
 
 # ---- the report ----------------------------------------------------------------------------------------------------
@@ -405,7 +353,7 @@ def healthy_pairs(recorder: Recorder) -> Iterator[tuple[str, str, str, Path, Pat
             yield model, "mixed", "bf16/fp32", good, recorder.run(model, "bfloat16", seed=seed), nudged
 
 
-def faulty_pairs(recorder: Recorder) -> Iterator[tuple[str, str, str, Path, Path, Path, tuple[int, str]]]:
+def faulty_pairs(recorder: Recorder) -> Iterator[tuple[str, str, str, Path, Path, Path, Broken, set[Broken]]]:
     for model, faults in FAULTS.items():
         for dtype in DTYPES:
             good = recorder.run(model, dtype)
@@ -419,7 +367,7 @@ def faulty_pairs(recorder: Recorder) -> Iterator[tuple[str, str, str, Path, Path
                 faulty = recorder.run(model, dtype, "split", fault)
                 truth = first_wrong(faulty, healthy)
                 if truth is not None:
-                    yield model, dtype, fault, good, faulty, nudged, truth
+                    yield model, dtype, fault, good, faulty, nudged, truth, broken(faulty, healthy)
 
 
 def main() -> None:
@@ -459,11 +407,11 @@ def _report(
             counts["false"] += bool(found.guilty)
             if lists and found.guilty:
                 print("  false:", model, dtype, variant, *map(_words, found.guilty[:3]))
-    for model, dtype, fault, a, b, nudged, truth in bad:
+    for model, dtype, fault, a, b, nudged, truth, wrong in bad:
         if not in_half(model):
             continue
         found = compare(Run(a), Run(b), Run(nudged) if with_second else None, limit)
-        base, _ = _checksums(b)
+        base = Checksums.of(b).base
         if recorder is not None and not found.guilty and found.suspects:
             settle(found, recorder.data(model, dtype, fault, sorted({place.op for place in found.suspects})))
             if found.guilty:
@@ -472,20 +420,19 @@ def _report(
                 is_right = _is_same(found.guilty[0], b, base, truth)
                 counts[dtype] += is_right
                 counts[f"{dtype} all"] += 1
-                touched = any(_is_same(found.guilty[0], b, base, one) for one in _struck(b, base))
+                touched = any(_is_same(found.guilty[0], b, base, one) for one in wrong)
                 counts["later first" if touched else "healthy first"] += not is_right
                 if lists:
                     print("  by data:", model, dtype, fault, is_right, _words(found.guilty[0]))
                 continue
-        struck = _struck(b, base)
         named = [(place.other_forward_id - base, place.phase) for place in found.guilty]
         counts[f"{dtype} all"] += 1
-        counts["healthy named"] += sum(one not in struck for one in named)
+        counts["healthy named"] += sum(one not in wrong for one in named)
         if named and named[0] == truth:
             counts[dtype] += 1
             continue
         counts["nothing"] += not named
-        counts["healthy first"] += bool(named) and named[0] not in struck
+        counts["healthy first"] += bool(named) and named[0] not in wrong
         if lists:
             print("  missed:", model, dtype, fault, truth, *map(_words, found.guilty[:2]))
     right = " | ".join(f"{counts[dtype]} of {counts[f'{dtype} all']}" for dtype in DTYPES)
@@ -496,12 +443,7 @@ def _report(
     )  # fmt: skip
 
 
-def _struck(run: Path, base: int) -> set[tuple[int, str]]:
-    """The calls that the broken kernel has touched."""
-    return {(id - base, phase) for id, phase in json.loads((run / "truth.json").read_text())}
-
-
-def _is_same(place: Any, run: Path, base: int, truth: tuple[int, str]) -> bool:
+def _is_same(place: Any, run: Path, base: int, truth: Broken) -> bool:
     """Whether a call that data has shown to be wrong is of the op, module and phase of the first wrong one."""
     wanted = next(r for r in op_tools.read_statistics(run) if r.forward_id - base == truth[0])
     return (place.op, place.phase) == (wanted.op, truth[1]) and place.module in (
