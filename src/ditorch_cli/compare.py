@@ -45,6 +45,12 @@ _WIDTH = 120  # where there is no terminal
     help="Along which dimension ranks share the tensors of these modules, where a run of several ranks is compared "
     "with one process and shapes do not tell; may be given again.",
 )
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=1),
+    help="How many replicas of the model the ranks of a run are, each on ranks that follow each other. Default: as the "
+    "shapes of the parameters tell.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks compared at a time.")
 @click.option(
     "--engine",
@@ -61,6 +67,7 @@ def command(
     data: Path | None,
     limit: float | None,
     shards: tuple[str, ...],
+    replicas: int | None,
     jobs: int,
     engine: str,
     as_json: bool,
@@ -81,7 +88,7 @@ def command(
     try:
         a, b = Run(run_a), Run(run_b)
         third = Run(healthy) if healthy else None
-        found = compare(a, b, third, limit or LIMIT, shards=table, jobs=jobs, engine=engine)
+        found = compare(a, b, third, limit or LIMIT, shards=table, jobs=jobs, engine=engine, replicas=replicas)
         _settle(found, a, b, data)
     except CaptureError as error:
         print(f"ditorch compare: {error}", file=sys.stderr)

@@ -189,6 +189,15 @@ class Call:
             backward = self.backwards[-1]
             (backward.inputs if part == "grad_inputs" else backward.outputs)[seen.kind.name] = seen
 
+    def lacks_what(self, other: Call) -> bool:
+        """Whether the other has tensors that this one has not."""
+        if not (other.inputs.keys() <= self.inputs.keys() and other.outputs.keys() <= self.outputs.keys()):
+            return True
+        return any(
+            not (theirs.inputs.keys() <= own.inputs.keys() and theirs.outputs.keys() <= own.outputs.keys())
+            for own, theirs in zip(self.backwards, other.backwards)
+        )
+
     def add_piece(self, piece: Seen, kind: Kind, order: int) -> None:
         """To the tensor of this kind that it is one of, if that is there."""
         found = self._of_part(kind.part, order).get(kind.name)

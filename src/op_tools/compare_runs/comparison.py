@@ -16,7 +16,7 @@ from ditorch_shared import ray_cluster
 from ditorch_shared.ray_cluster import ClusterError
 from op_tools.compare_runs import before, second_pass
 from op_tools.compare_runs.findings import Findings, ModuleRow, Place
-from op_tools.compare_runs.joining import Table
+from op_tools.compare_runs.joining import Layout, Table
 from op_tools.compare_runs.judging import LIMIT, Judge
 from op_tools.compare_runs.reading import Run, Stream
 from op_tools.compare_runs.stream import MAX_GUILTY, MAX_SUSPECTS, MAX_WORST, StreamComparison, Told
@@ -32,10 +32,12 @@ def compare(
     shards: Table = (),
     jobs: int = 1,
     engine: str = "local",
+    replicas: int | None = None,
 ) -> Findings:
     """`healthy`: a second run of the good side, with its weights moved by a rounding error, or on a healthy device.
 
-    `shards`: how tensors of modules are cut, where shapes do not tell (joining.py). `jobs`: ranks at a time.
+    `shards`: how tensors of modules are cut, where shapes do not tell; `replicas`: how many of the model there are on
+    the ranks, where its parameters do not tell (joining.py). `jobs`: ranks at a time.
     `engine`: local, or ray: a task for each rank on a cluster, whose machines see the folders under the same paths.
     """
     findings = Findings(str(a.path), str(b.path), before.differences(a, b))
@@ -43,6 +45,7 @@ def compare(
         findings.not_comparable.append("the sketches are of different versions: noise and permutations are not seen")
     streams = []
     is_joined = _have_one_sketch(a, b) and len(a.ranks) != len(b.ranks) and 1 in (len(a.ranks), len(b.ranks))
+    layout = _layout(max(len(a.ranks), len(b.ranks)), shards, replicas) if is_joined else None
     for stream in [(0, 0)] if is_joined else sorted({*a.streams, *b.streams}):
         if is_joined or (stream in a.streams and stream in b.streams):
             streams.append(stream)
@@ -50,7 +53,7 @@ def compare(
             where = a.path if stream in a.streams else b.path
             findings.not_comparable.append(f"rank {stream[0]} is only in {where}")
     paths = (a.path, b.path, None if healthy is None else healthy.path)
-    tasks = [_Task(*paths, stream, limit, shards if is_joined else None) for stream in streams]
+    tasks = [_Task(*paths, stream, limit, layout) for stream in streams]
     steps: Counter[int] = Counter()  # of a rank: of all processes that had it, one after the other
     training: dict[int, list[range]] = {}  # … and the numbers of these
     for task, found in zip(tasks, _all_done(tasks, (a, b, healthy), told, jobs, engine)):
@@ -64,9 +67,16 @@ def compare(
     outside = findings.outside_steps
     findings.outside_steps = [one for one in outside if not any(one.step in steps for steps in training[one.rank])]
     if is_joined:
+        findings.replicas = found.replicas
         findings.ranks = sorted({*a.ranks, *b.ranks})
     findings.second_pass = second_pass.wanted(findings, b.path, str(b.manifest().get("command") or ""))
     return findings
+
+
+def _layout(ranks: int, shards: Table, replicas: int | None) -> Layout:
+    if replicas is not None and ranks % replicas:
+        raise CaptureError(f"{ranks} ranks cannot be {replicas} replicas of the model, each on as many ranks")
+    return Layout(shards, replicas)
 
 
 def _have_one_sketch(a: Run, b: Run) -> bool:
@@ -82,7 +92,7 @@ class _Task:
     healthy: Path | None
     stream: Stream
     limit: float
-    shards: Table | None
+    layout: Layout | None
 
     def absolute(self) -> dict[str, Any]:
         """Its folders, for a process that works elsewhere."""
@@ -93,7 +103,7 @@ class _Task:
         found = Findings(str(self.a), str(self.b))
         judge = Judge(a.tf32 | b.tf32, _have_one_sketch(a, b), self.limit)
         with _without_collector():
-            StreamComparison(found, judge, self.stream, told, self.shards).compare(a, b, healthy)
+            StreamComparison(found, judge, self.stream, told, self.layout).compare(a, b, healthy)
         found.not_comparable += [*a.problems, *b.problems]
         found.is_cut_short |= a.is_incomplete or b.is_incomplete
         return found

@@ -111,6 +111,7 @@ class Findings:
     training: range = range(0)  # … and their numbers, of one process
     outside_steps: list[OutsideStep] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
+    replicas: int = 1  # of the model on them, where they are compared with one process
     is_cut_short: bool = False  # files that cannot be read whole
 
     def step_name(self, step: int, rank: int, in_short: bool = False) -> str:

@@ -41,6 +41,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         },
         "outside_steps": [asdict(one) for one in found.outside_steps],
         "ranks": found.ranks,
+        "replicas": found.replicas,
     }
     plain: dict[str, Any] = finite(content)
     return plain
@@ -169,7 +170,7 @@ def _rest(found: Findings) -> Iterator[str]:
     for line in found.not_comparable:
         yield f"not comparable: {line}"
     yield (
-        f"{found.calls:,} calls compared {_in_steps(found)}, {len(found.ranks)} rank(s); only in the first run "
+        f"{found.calls:,} calls compared {_in_steps(found)}, {_on_ranks(found)}; only in the first run "
         f"{found.only_a:,}, only in the second {found.only_b:,}"
     )
 
@@ -179,3 +180,9 @@ def _in_steps(found: Findings) -> str:
     steps = [f"in {found.steps} step{'s' * (found.steps != 1)}"] if found.steps else []
     words = [*steps, *dict.fromkeys(one.when for one in found.outside_steps)] or ["in no step"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _on_ranks(found: Findings) -> str:
+    """`4 ranks (2 replicas of the model)`."""
+    count = len(found.ranks)
+    return f"{count} rank(s)" + (f" ({found.replicas} replicas of the model)" if found.replicas > 1 else "")

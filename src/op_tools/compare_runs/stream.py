@@ -13,10 +13,11 @@ from op_tools.compare_runs.alignment import aligned
 from op_tools.compare_runs.calls import Backward, Call
 from op_tools.compare_runs.counting import Counting
 from op_tools.compare_runs.findings import Before, Findings, ModuleRow, Place
-from op_tools.compare_runs.joining import Table, all_ranks, joined
+from op_tools.compare_runs.joining import Layout, all_ranks, joined, replicas
 from op_tools.compare_runs.judging import Event, Judge
 from op_tools.compare_runs.reading import Run, Stream
 from op_tools.errors import CaptureError
+from op_tools.storage.blocks import MODEL
 
 MAX_GUILTY = 100
 MAX_WORST = 10
@@ -42,19 +43,20 @@ class StreamComparison:
     """One process of each run."""
 
     def __init__(
-        self, findings: Findings, judge: Judge, stream: Stream, told: Told | None, shards: Table | None = None
+        self, findings: Findings, judge: Judge, stream: Stream, told: Told | None, layout: Layout | None = None
     ) -> None:
         self._found = findings
         self._judge = judge
         self._stream, self._rank = stream, stream[0]
         self._told = told
-        self._shards = shards  # of runs with another number of ranks
+        self._layout = layout  # of runs with another number of ranks
         self._modules: dict[str, ModuleRow] = {}
         self._worst: list[tuple[float, int, Place]] = []
         self._number = 0
         self._has_guilty = False
         self._is_first_step = True
         self._only: Counter[str] = Counter()
+        self._apart: Counter[str] = Counter()  # calls whose tensors on the ranks could not be put together
         self._outside = outside.Outside(self._rank)
         self._counting, self._only_in_a, self._only_in_b = Counting(), Counting(), Counting()
 
@@ -73,8 +75,11 @@ class StreamComparison:
             self._found.is_cut_short = True
         self._count_steps(a, b)
         if self._only:
-            named = ", ".join(f"{key} ({count})" for key, count in self._only.most_common(_MAX_NAMED))
-            self._found.not_comparable.append(f"rank {self._rank}: calls that only one run has, such as {named}")
+            line = f"rank {self._rank}: calls that only one run has, such as {_named(self._only)}"
+            self._found.not_comparable.append(line)
+        if self._apart:
+            line = f"the ranks' tensors do not add up to those of one process, such as of {_named(self._apart)}"
+            self._found.not_comparable.append(line)
 
     def _steps(self, a: Run, b: Run) -> Iterator[tuple[int, list[Call], list[Call]]]:
         """Steps that both have."""
@@ -98,7 +103,7 @@ class StreamComparison:
             self._found.not_comparable += [f"rank {self._rank}: {line}" for line in lines]
 
     def _steps_of(self, run: Run) -> Iterator[tuple[int, list[Call]]]:
-        if self._shards is None:
+        if self._layout is None:
             return run.steps(self._stream)
         ranks = [run.steps((rank, 0)) for rank in run.ranks]
         return ranks[0] if len(ranks) == 1 else all_ranks(ranks)
@@ -131,11 +136,24 @@ class StreamComparison:
     def _aligned(self, a: list[Call], b: list[Call]) -> list[tuple[int, int]]:
         """Which is which; what ranks share is put together."""
         pairs = aligned([call.site.key for call in a], [call.site.key for call in b])
+        if self._layout is None:
+            return pairs
+        self._layout = self._learnt(self._layout, [(a[i], b[j]) for i, j in pairs])
         for i, j in pairs:
-            if a[i].parts or b[j].parts:
-                a[i] = joined(b[j], a[i], self._shards or ()) if a[i].parts else a[i]
-                b[j] = joined(a[i], b[j], self._shards or ()) if b[j].parts else b[j]
+            a[i] = joined(b[j], a[i], self._layout) if a[i].parts else a[i]
+            b[j] = joined(a[i], b[j], self._layout) if b[j].parts else b[j]
+            if a[i].lacks_what(b[j]) or b[j].lacks_what(a[i]):
+                self._apart[_words(a[i])] += 1
         return pairs
+
+    def _learnt(self, layout: Layout, pairs: list[tuple[Call, Call]]) -> Layout:
+        """With the number of replicas, once a model has told it; of several models, the one that is cut most."""
+        if layout.replicas is None:
+            models = [(a, b) for a, b in pairs if a.site.op == MODEL]
+            told = [replicas(a, b) if b.parts else replicas(b, a) for a, b in models if a.parts or b.parts]
+            layout = layout._replace(replicas=min((one for one in told if one is not None), default=None))
+        self._found.replicas = layout.replicas or 1
+        return layout
 
     def _event(self, task: _Task) -> Event:
         third = task.healthy
@@ -227,7 +245,7 @@ class StreamComparison:
         self._found.only_b += len(b) - len(pairs)
         if len(in_a) < len(a) or len(in_b) < len(b):
             left = [call for n, call in enumerate(a) if n not in in_a] + [c for n, c in enumerate(b) if n not in in_b]
-            self._only.update(f"{call.site.op} in {call.site.module or 'no module'}" for call in left)
+            self._only.update(map(_words, left))
 
     def _note_data(self, event: Event) -> None:
         if event.distance > 2 * _unit(event) and not any(one.what == "data" for one in self._found.before):
@@ -262,6 +280,14 @@ class _Follower:
     def pass_over_the_rest(self) -> None:
         for number, calls in itertools.chain([self._next] if self._next else [], self._steps or ()):
             self._passed_over.add(number, calls)
+
+
+def _words(call: Call) -> str:
+    return f"{call.site.op} in {call.site.module or 'no module'}"
+
+
+def _named(counts: Counter[str]) -> str:
+    return ", ".join(f"{words} ({count})" for words, count in counts.most_common(_MAX_NAMED))
 
 
 def _tasks(a: Call, b: Call, healthy: Call | None) -> Iterator[_Task]:

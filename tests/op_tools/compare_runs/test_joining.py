@@ -1,4 +1,4 @@
-"""Runs of two ranks against one process: the batch split over them, or the layers."""
+"""Runs of several ranks against one process: the batch split over them, or the layers, or both."""
 
 from __future__ import annotations
 
@@ -66,19 +66,23 @@ def added(device, inner):
 
 HALVES = (slice(0, INNER // 2), slice(INNER // 2, INNER))
 BATCHES = (slice(0, 4), slice(4, 8))
+RANKS = {"one": 1, "batch": 2, "layers": 2, "grid": 4}  # grid: two replicas, each on two ranks that follow each other
 
 
 @pytest.fixture
 def runs(device):
-    """One process, and two ranks of either kind, which a fault may have struck."""
+    """One process, and several ranks of either kind, which a fault may have struck."""
     if device != "sim":
         pytest.skip("breaks kernels of the simulated device")
 
     def run(kind, name, fault=""):
         injection = faults.inject(fault, device) if fault else None
-        for rank in range(1 if kind == "one" else 2):
+        for rank in range(RANKS[kind]):
             if kind == "batch":
                 train(device, rank, name, batch=BATCHES[rank])
+            elif kind == "grid":
+                batch, inner = BATCHES[rank // 2], HALVES[rank % 2]
+                train(device, rank, name, inner, batch, added(device, HALVES[1 - rank % 2])[batch])
             elif kind == "layers":
                 train(device, rank, name, HALVES[rank], others=added(device, HALVES[1 - rank]))
             else:
@@ -90,13 +94,16 @@ def runs(device):
     return run
 
 
-@pytest.mark.parametrize("kind", ["batch", "layers"])
+@pytest.mark.parametrize("kind", ["batch", "layers", "grid"])
 def test_healthy_ranks_blame_nobody(runs, kind):
-    one, two = runs("one", "one"), runs(kind, "two")
-    for found in (compare(one, two), compare(two, one)):
+    one, several = runs("one", "one"), runs(kind, "several")
+    alone = compare(one, one)
+    for found in (compare(one, several), compare(several, one)):
         assert found.guilty == []
-        assert found.events > 8
-        assert found.ranks == [0, 1]
+        assert found.before == []
+        assert found.events == alone.events > 8
+        assert found.ranks == list(range(RANKS[kind]))
+        assert max(row.distance for row in found.modules) < 1e-5, "all that the one process has is put together"
 
 
 FAULTS = [
@@ -107,7 +114,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["batch", "layers"])
+@pytest.mark.parametrize("kind", ["batch", "layers", "grid"])
 def test_a_broken_call_of_the_ranks_is_named(runs, kind):
     one = runs("one", "one")
     for number, (fault, op, phase) in enumerate(FAULTS):
@@ -121,6 +128,40 @@ def test_a_table_tells_along_which_dimension(runs):
     one, two = runs("one", "one"), runs("layers", "two")
     right = compare(one, two, shards=[("up", -1)])
     wrong = compare(one, two, shards=[("up", 0)])
+    assert right.guilty == wrong.guilty == []
+    assert right.modules != wrong.modules, "what does not fit is not compared"
+    both = compare(one, two, shards=[("up", -1), ("up", 0)])
+    assert both.modules == compare(one, two).modules, "what the layer gives, and its weight"
+    line = "the ranks' tensors do not add up to those of one process, such as of torch.nn.functional.linear in up (1)"
+    assert [line in found.not_comparable for found in (both, right, wrong)] == [False, True, True]
+
+
+def test_replicas_are_told_by_the_parameters_or_by_the_user(runs):
+    one = runs("one", "one")
+    told = {kind: compare(one, runs(kind, kind)).replicas for kind in ("batch", "layers", "grid")}
+    assert told == {"batch": 2, "layers": 1, "grid": 2}
+    grid = Run(Path("grid"))
+    assert compare(one, grid, replicas=2).modules == compare(one, grid).modules
+    with pytest.raises(CaptureError, match="4 ranks cannot be 3 replicas of the model, each on as many ranks"):
+        compare(one, grid, replicas=3)
+
+
+def test_the_command_tells_how_many_replicas_there_are(runs):
+    from click.testing import CliRunner
+
+    from ditorch_cli.compare import command
+
+    runs("one", "one"), runs("grid", "grid")
+    done = CliRunner().invoke(command, ["one", "grid"])
+    assert "4 rank(s) (2 replicas of the model); only in the first run 0, only" in done.output
+    assert done.exit_code == 0
+    assert json.loads(CliRunner().invoke(command, ["grid", "one", "--json"]).output)["replicas"] == 2
+    assert CliRunner().invoke(command, ["one", "grid", "--replicas", "3"]).exit_code == 2
+
+
+def test_a_table_tells_along_which_dimension_the_ranks_of_a_replica_cut(runs):
+    one, grid = runs("one", "one"), runs("grid", "grid")
+    right, wrong = (compare(one, grid, shards=[("up", dimension)]) for dimension in (-1, 1))
     assert right.guilty == wrong.guilty == []
     assert right.modules != wrong.modules, "what does not fit is not compared"
 
