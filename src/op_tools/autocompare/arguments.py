@@ -210,10 +210,11 @@ class Arguments:
         graph: bool,
         changes_inputs: bool,
         copied: dict[int, Tensor],
+        kept: frozenset[int] = frozenset(),
     ) -> list[Tensor]:
         """The tensors as another run is given them: cast, or changed, and on this device.
 
-        `copied`: leaves of which the call is given copies.
+        `copied`: leaves of which the call is given copies. `kept`: tensors, by id, that are neither cast nor changed.
         """
         made: dict[int, Tensor] = {}
         for tensor in self.tensors:
@@ -221,7 +222,7 @@ class Arguments:
                 continue
             moved = tensor.detach()
             is_number = moved.is_floating_point() or moved.is_complex()
-            if is_number:
+            if is_number and id(tensor) not in kept:
                 if change is not None:
                     moved = change(moved)
                 elif moved.dtype in dtypes:
@@ -237,6 +238,18 @@ class Arguments:
                     moved = moved.clone()
             made[id(tensor)] = moved
         return [made[id(tensor)] for tensor in self.tensors]
+
+    def plain_numbers(self) -> frozenset[int]:
+        """Tensors, by id, without dimensions that stand alone or in a list of nothing else: a count of steps, a scale.
+
+        A parameter without dimensions stands among others, which it must have the dtype of.
+        """
+        found: set[int] = set()
+        for value in (*self.args, *self.kwargs.values()):
+            tensors = tensors_in((value,))
+            if not any(tensor.dim() for tensor in tensors):
+                found.update(map(id, tensors))
+        return frozenset(found)
 
     def copied(self) -> Arguments:
         """On the host, as they are now."""

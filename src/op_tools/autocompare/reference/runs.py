@@ -226,7 +226,7 @@ class Reference:
 
     def _differs(self, before: Tensor, after: Tensor) -> bool:
         if before.is_floating_point() or before.is_complex():
-            before = self.expected.way.convert(before.detach())
+            before = self.expected.way.convert(before.detach()).to(after.dtype)
         return not same_bits(before.detach(), after.detach())
 
     def precision(self, got: Tensor, same: Tensor | None, role: str) -> Precision:
@@ -343,14 +343,15 @@ class Run:
 def run(function: Function, given: Arguments, way: Way, graph: bool = False, changes_inputs: bool = False) -> Run:
     """Runs a call again. `graph`: for gradients, too. `changes_inputs`: it works in place on some of its arguments."""
     needs_shield = _needs_shield(way.autocast, graph)
+    kept = given.plain_numbers() if way.keeps_numbers else frozenset()
     leaves: list[Tensor | None]
     if graph and changes_inputs:  # it is handed copies that belong to the graph
         copied: dict[int, Tensor] = {}
         with _undisturbed(None, True):
-            lent = given.moved_tensors(way.dtypes, way.change, way.device, True, True, copied)
+            lent = given.moved_tensors(way.dtypes, way.change, way.device, True, True, copied, kept)
         leaves = [copied.get(id(tensor)) for tensor in given.tensors]
     else:
-        lent = given.moved_tensors(way.dtypes, way.change, way.device, graph, changes_inputs, {})
+        lent = given.moved_tensors(way.dtypes, way.change, way.device, graph, changes_inputs, {}, kept)
         leaves = [tensor if tensor.requires_grad else None for tensor in lent]
     arguments = given.with_tensors(lent)
     args, kwargs = arguments.args, arguments.kwargs

@@ -39,7 +39,7 @@ SINGLE: Dtypes = {torch.float16: torch.float32, torch.bfloat16: torch.float32, t
 class Way:
     """How a call is run again: where, and in which dtypes."""
 
-    __slots__ = ("autocast", "change", "device", "dtypes", "in_tf32", "name")
+    __slots__ = ("autocast", "change", "device", "dtypes", "in_tf32", "keeps_numbers", "name")
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class Way:
         change: Convert | None = None,
         autocast: torch.dtype | None = None,
         in_tf32: bool = False,
+        keeps_numbers: bool = False,
     ) -> None:
         self.name = name
         self.dtypes = dtypes
@@ -56,6 +57,7 @@ class Way:
         self.change = change  # of every floating-point tensor, in place of what `dtypes` say
         self.autocast = autocast
         self.in_tf32 = in_tf32  # products see ten bits of their factors
+        self.keeps_numbers = keeps_numbers  # single ones, which kernels take in float32 alone
 
     def convert(self, tensor: Tensor) -> Tensor:
         """A floating-point tensor as it is on this way."""
@@ -67,11 +69,12 @@ class Way:
     def then(self, change: Convert) -> Way:
         """The same way with something done to every floating-point tensor in the end."""
         changed: Convert = lambda tensor: change(self.convert(tensor))  # noqa: E731
-        return Way(self.name, self.dtypes, self.device, changed, self.autocast, self.in_tf32)
+        return Way(self.name, self.dtypes, self.device, changed, self.autocast, self.in_tf32, self.keeps_numbers)
 
     def with_tf32(self) -> Way:
         """The same way with products in tf32."""
-        return Way(f"{self.name}, tf32", self.dtypes, self.device, self.change, self.autocast, True)
+        name = f"{self.name}, tf32"
+        return Way(name, self.dtypes, self.device, self.change, self.autocast, True, self.keeps_numbers)
 
 
 class Ways(NamedTuple):
@@ -106,16 +109,12 @@ def ways_with(cast_table: Callable[[str], Dtypes | None], on_device: bool) -> Fi
         if chosen is not None and chosen is not torch.float32:
             higher = Way(higher.name, dtypes, higher.device, rounded_to(chosen, dtypes.get(chosen, chosen)))
         elif catalogue.has(name, Trait.FLOAT32_NUMBERS):
-            higher = Way(higher.name, dtypes, higher.device, _but_single_numbers(dtypes))
+            higher = Way(higher.name, dtypes, higher.device, keeps_numbers=True)
         own = _on_device(higher, is_tf32) if on_device else _on_cpu(name, autocast, chosen, is_tf32)
         is_exact = not on_device and catalogue.has(name, Trait.EXACT)
         return Ways(higher, own, found or Trait.SUMS, found is None, is_exact, on_device, chosen, is_tf32)
 
     return find
-
-
-def _but_single_numbers(dtypes: Dtypes) -> Convert:
-    return lambda tensor: tensor if tensor.dim() == 0 else tensor.to(dtypes.get(tensor.dtype, tensor.dtype))
 
 
 def _on_device(higher: Way, is_tf32: bool) -> list[tuple[Function | None, Way]]:

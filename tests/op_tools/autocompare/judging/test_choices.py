@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import types
 import warnings
@@ -847,6 +848,36 @@ def test_a_fused_optimizer_may_keep_its_constants_in_float32(device, reference, 
 
     with kernel("_fused_adamw_", in_float32):
         assert wrong(run, reference=reference) == set()
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+def test_a_fused_step_of_parameters_without_dimensions_has_one_dtype(device, reference):
+    """CUDA refuses lists that mix dtypes: such parameters are no plain numbers, as the count of steps is."""
+    shapes = ((), (3,), (2, 2))
+    parameters = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
+    seen = []
+
+    def refuses_mixtures(*lists, factor=1.0, **options):
+        kinds = {one.dtype for one in itertools.chain(*lists[:4])}
+        seen.append((kinds, {one.dtype for one in lists[5]}))
+        if len(kinds) > 1:
+            raise RuntimeError("params, grads, exp_avgs, and exp_avg_sqs must have same dtype, device, and layout")
+        here = [[one.detach().cpu() for one in some] for some in lists[:6]]
+        torch._fused_adamw_(*here, **options)
+        for one, other in zip(itertools.chain(*lists[:5]), itertools.chain(*here)):
+            one.copy_(other * factor if one.dtype is torch.float32 and not one.dim() else other)
+
+    def run():
+        for one in parameters:
+            one.grad = torch.ones_like(one)
+        torch.optim.AdamW(parameters, fused=True, lr=0.1).step()
+
+    with kernel("_fused_adamw_", refuses_mixtures), op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        run()
+    assert (tool.results[:], tool.results.not_looked_at) == ([], [])
+    assert all(steps == {torch.float32} for _, steps in seen)
+    with kernel("_fused_adamw_", functools.partial(refuses_mixtures, factor=1.01)):
+        assert wrong(run, reference=reference) == {"_fused_adamw_"}
 
 
 @pytest.mark.parametrize("reference", ["cpu", "device"])
