@@ -156,7 +156,7 @@ def _one(like: Seen, parts: list[Seen], sharing: _Sharing, is_gradient: bool) ->
 
 
 def _as_placed(like: Seen, parts: list[Seen]) -> Iterator[Numbers]:
-    """Parts of DTensors, which tell themselves where they sharing."""
+    """Parts of DTensors, which tell themselves where they lie."""
     shape = like.kind.shape
     if any((part.kind.whole or part.kind.shape) != shape for part in parts):
         return

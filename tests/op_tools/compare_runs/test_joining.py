@@ -146,6 +146,15 @@ def test_replicas_are_told_by_the_parameters_or_by_the_user(runs):
         compare(one, grid, replicas=3)
 
 
+def test_a_rank_may_have_no_part_of_a_layer(runs, device):
+    one = runs("one", "one")
+    for rank, inner in enumerate((slice(0, 0), slice(None))):
+        train(device, rank, "uneven", inner, others=added(device, slice(None)) if rank == 0 else None)
+    found = compare(one, Run(Path("uneven")))
+    assert found.guilty == []
+    assert found.ranks == [0, 1]
+
+
 def test_the_command_tells_how_many_replicas_there_are(runs):
     from click.testing import CliRunner
 
