@@ -15,7 +15,7 @@ import zlib
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 from urllib.parse import parse_qs, urlsplit
 
 from ditorch_report import page
@@ -68,6 +68,7 @@ class LivePage:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._server.wait_for_requests(_SECONDS_FOR_THE_LAST)
 
     def answer(self, path: str, host: str) -> tuple[int, str, bytes]:
         """Status, type and body."""
@@ -108,7 +109,21 @@ class LivePage:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._requests: list[threading.Thread] = []
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread that a process which ends does not wait for, but `wait_for_requests` does, for so long."""
+        thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
+        self._requests = [*filter(threading.Thread.is_alive, self._requests), thread]
+        thread.start()
+
+    def wait_for_requests(self, seconds: float) -> None:
+        """Answers under way are sent: the last data must not be cut off by the end of the process."""
+        deadline = time.monotonic() + seconds
+        for thread in self._requests:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A reader who went away; the terminal is the program's."""

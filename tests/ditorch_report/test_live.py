@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 
 import pytest
 
@@ -69,6 +70,28 @@ def test_other_methods_are_refused(live, method):
     status, body = ask(live, path_of(live), method)
     assert status == 405
     assert b"Content-Security-Policy" not in body
+
+
+def test_an_answer_under_way_is_sent_before_the_end(tmp_path):
+    asked, may_answer, answers = threading.Event(), threading.Event(), []
+
+    def summary():
+        asked.set()
+        may_answer.wait(20)
+
+    live = LivePage(runs.large(tmp_path, 30), summary)
+    reader = threading.Thread(target=lambda: answers.append(ask(live, f"{path_of(live)}data")))
+    reader.start()
+    assert asked.wait(20)
+    end = threading.Thread(target=live.end, kwargs={"patience": 0})
+    end.start()
+    end.join(0.5)
+    may_answer.set()
+    end.join(20)
+    under_way = [thread.name for thread in threading.enumerate() if "process_request" in thread.name]
+    reader.join(20)
+    assert not under_way
+    assert answers[0][0] == 200
 
 
 def test_it_follows_the_run(tmp_path):
