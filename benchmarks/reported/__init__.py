@@ -21,6 +21,8 @@ from benchmarks.reported import (
     optimizers,
     pointwise,
     random_numbers,
+    recent,
+    recent_moves,
     reductions,
     special_values,
 )
@@ -29,5 +31,5 @@ from benchmarks.reported.fault import REPORTED, ReportedFault, Work
 __all__ = [
     "REPORTED", "ReportedFault", "Work", "attention", "blocks", "convolutions", "copies", "indexing", "later",
     "latest", "layouts", "legal", "linear_algebra", "losses", "norms", "optimizers", "pointwise", "random_numbers",
-    "reductions", "special_values",
+    "recent", "recent_moves", "reductions", "special_values",
 ]  # fmt: skip
