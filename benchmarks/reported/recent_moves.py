@@ -48,8 +48,8 @@ def half_a_pixel_is_not_added(call: Broken) -> Wrong:
 def gradient_of_the_nearest_pixel_goes_to_its_neighbour(call: Broken) -> Wrong:
     """In one column, rounding chooses the next pixel."""
     gradient = call["grad_output"].clone()
-    gradient[..., 2] += gradient[..., 1]
-    gradient[..., 1] = 0
+    gradient[..., 1] += gradient[..., 0]
+    gradient[..., 0] = 0
     return call.rerun(grad_output=gradient)
 
 
