@@ -1,6 +1,7 @@
 """Does OpAutoCompare find the bugs that people have reported? Over a hundred of them, one at a time, on the simulator.
 
     python benchmarks/reported_faults.py [--half tuned] [--only argmax] [--jobs 2] [--json FILE]
+    python benchmarks/reported_faults.py --device cuda   on a real chip, whose kernels are broken in the same ways
     python benchmarks/reported_faults.py --check     runs no tool: does every fault strike, and change what comes out?
     python benchmarks/reported_faults.py --list      all faults, with their reports
 
@@ -10,6 +11,8 @@ no other one. Whether it can be found at all stands in the table, with the reaso
 Limits are set while looking at one half of the faults; the other half says what they are worth. A fault belongs to the
 tuned half if the number of its first report is even; `fresh`, `latest` and `recent` are those that were
 written down after all limits were set, in this order.
+
+A chip has kernels of its own: a fault of one that its programs do not run strikes nothing there and does not count.
 
 Exit code 1 if fewer than 97 % of the findable faults are found in a half, or a healthy program or call is blamed.
 """
@@ -51,6 +54,7 @@ class Run:
     others: tuple[str, ...] = ()  # calls that were blamed and had nothing to do with it
     healthy: tuple[str, ...] = ()  # calls that were blamed without the fault
     healthy_calls: int = 0
+    problem: str = ""  # why it cannot be tried on a chip whose kernels have other arguments
 
     @property
     def is_well(self) -> bool:
@@ -58,34 +62,40 @@ class Run:
         return self.strikes and not self.others and self.found == (self.hidden is None)
 
 
-def prepare() -> None:
+def prepare(device: str) -> None:
     """Once in each process."""
     import torch
 
-    from ditorch import sim
-
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    sim.start()
+    if device == "sim":
+        from ditorch import sim
+
+        sim.start()
 
 
-def run(job: tuple[int, str, str, bool]) -> Run:
+def run(job: tuple[int, str, str, str, bool]) -> Run:
     """One fault, by its number in the table, in one dtype."""
-    number, dtype, reference, checks_only = job
+    number, dtype, device, reference, checks_only = job
     import torch
     from benchmarks.fault_finding import observed
     from benchmarks.reported import REPORTED, Work
 
     fault = REPORTED[number]
-    work = Work(fault, "sim", getattr(torch, dtype))
+    work = Work(fault, device, getattr(torch, dtype))
     result = Run(fault.name, fault.family, fault.half, dtype, fault.reports, fault.hidden)
     with contextlib.redirect_stderr(io.StringIO()):
-        result.strikes = _strikes(fault, work)
-        if checks_only:
+        try:
+            result.strikes = _strikes(fault, work, device)
+        except Exception as error:
+            if device == "sim":
+                raise
+            result.strikes, result.problem = False, f"{type(error).__name__}: {error}".splitlines()[0]
+        if checks_only or not result.strikes:
             return result
         healthy = observed(work, None, reference)
         result.healthy, result.healthy_calls = tuple(healthy.alarms["verdict"]), healthy.calls
-        with fault.inject("sim") as injected:
+        with fault.inject(device) as injected:
             outcome = observed(work, injected, reference)
     blamed = outcome.blamed["verdict"]
     result.found = bool(blamed & outcome.used)
@@ -94,9 +104,9 @@ def run(job: tuple[int, str, str, bool]) -> Run:
     return result
 
 
-def _strikes(fault: Any, work: Any) -> bool:
+def _strikes(fault: Any, work: Any, device: str) -> bool:
     right = work()
-    with fault.inject("sim") as injected:
+    with fault.inject(device) as injected:
         wrong = work()
     if not sum(injected.effective.values()):
         return False
@@ -113,19 +123,24 @@ def _is_equal(one: Any, other: Any) -> bool:
     return not bool(different.any())
 
 
-def _jobs(options: argparse.Namespace) -> Iterator[tuple[int, str, str, bool]]:
+def _jobs(options: argparse.Namespace) -> Iterator[tuple[int, str, str, str, bool]]:
     from benchmarks.reported import REPORTED
 
     for number, fault in enumerate(REPORTED):
         if fault.half in options.half and options.only in fault.name:
             for dtype in fault.dtypes:
-                yield number, str(dtype).partition(".")[2], options.reference, options.check
+                yield number, str(dtype).partition(".")[2], options.device, options.reference, options.check
 
 
-def report(runs: list[Run], halves: list[str]) -> bool:
+def report(runs: list[Run], halves: list[str], device: str) -> bool:
     """Prints what was found and what not, by family; True if every goal is met."""
     from benchmarks.fault_finding import share, table
 
+    for one in runs:
+        if not one.strikes:
+            print(f"{one.half}: {one.name}, {one.dtype}: {_what_is_not_well(one)}")
+    if device != "sim":
+        runs = [one for one in runs if one.strikes]
     findable = [one for one in runs if one.hidden is None]
     rows = []
     for family in dict.fromkeys(one.family for one in runs):
@@ -137,7 +152,7 @@ def report(runs: list[Run], halves: list[str]) -> bool:
     columns = ("work", *(column for half in halves for column in (f"kinds, {half}", "found")))
     table("Faults after reports, by family", columns, rows)
     for one in runs:
-        if not one.is_well:
+        if one.strikes and not one.is_well:
             print(f"{one.half}: {one.name}, {one.dtype} ({', '.join(one.reports)}): {_what_is_not_well(one)}")
         for alarm in one.healthy:
             print(f"false alarm in the program of {one.name}, {one.dtype}: {alarm}")
@@ -157,7 +172,7 @@ def report(runs: list[Run], halves: list[str]) -> bool:
 
 def _what_is_not_well(one: Run) -> str:
     if not one.strikes:
-        return "it changes nothing: the program does not show it"
+        return one.problem or "it changes nothing: the program does not show it"
     if one.others:
         return f"blamed: {'; '.join(one.others)}"
     return "not found" if one.hidden is None else f"blamed, though {one.hidden}"
@@ -186,6 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", nargs="*", choices=HALVES, default=list(HALVES))
     parser.add_argument("--only", default="", metavar="TEXT", help="faults with this in their name")
+    parser.add_argument("--device", default="sim")
     parser.add_argument("--reference", default="cpu")
     parser.add_argument("--check", action="store_true", help="only whether the faults strike")
     parser.add_argument("--list", action="store_true", help="only tells which faults there are")
@@ -196,7 +212,7 @@ def main() -> None:
         print("\n".join(listed()))
         return
     jobs = list(_jobs(options))
-    with multiprocessing.get_context("spawn").Pool(options.jobs, prepare) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.jobs, prepare, (options.device,)) as pool:
         runs = pool.map(run, jobs, chunksize=4)
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in runs], indent=1))
@@ -206,7 +222,7 @@ def main() -> None:
             print(f"{one.name}, {one.dtype}: {_what_is_not_well(one)}")
         print(f"{len(runs) - len(idle)} of {len(runs)} faults strike")
         sys.exit(bool(idle))
-    sys.exit(not report(runs, options.half))
+    sys.exit(not report(runs, options.half, options.device))
 
 
 if __name__ == "__main__":
