@@ -316,3 +316,10 @@ def test_cuda_takes_no_other_device(redirect) -> None:
     with pytest.raises(RuntimeError, match=r"cuda\(\) takes a cuda device, not cpu: use to\('cpu'\)"):
         torch.ones(1).cuda("cpu")
     assert torch.ones(1).cuda("cuda:0").is_cuda
+
+
+def test_recurrent_layers_do_not_look_for_cudnn(redirect):
+    """torch takes a device of the name cuda for one with cuDNN: it warns without it and calls it where it is built."""
+    assert not torch.backends.cudnn.is_acceptable(torch.ones(1, device="cuda"))
+    layer = torch.nn.LSTM(3, 4).cuda()
+    assert layer(torch.ones(2, 3, device="cuda"))[0].is_cuda

@@ -72,6 +72,7 @@ def apply(patches: Patches, backend: Backend) -> None:
     profiling.patch_profiler(patches, target)
     _patch_bindings(patches)
     tools.patch_preferences(patches)
+    tools.patch_cudnn(patches)
     graphs.patch_users(patches, target)
     if not streams.has_streams(target):
         patches.assign(torch.Tensor, "record_stream", _record_stream, "the device's only queue needs no record")

@@ -71,6 +71,12 @@ def _preference(choose_own: Callable[[Any], None], own: Callable[[], Any]) -> tu
     return choose, chosen
 
 
+def patch_cudnn(patches: Patches) -> None:
+    """torch.backends.cudnn.is_acceptable, which warns in a build without CUDA and says yes in one with it."""
+    cudnn: Any = torch.backends.cudnn
+    patches.assign(cudnn.m, "CUDNN_TENSOR_DTYPES", frozenset(), "cuDNN takes no tensor of another device")
+
+
 def refusals(target: Target, name: str, module: ModuleType) -> dict[str, Any]:
     """Everything that a submodule defines, refused."""
     if name not in _NEEDS:
