@@ -46,7 +46,7 @@ def finding(checked: CheckedCall, what: str) -> Finding:
     return Finding(call.name, phase, what, call.id, call.step, call.where.module, call.where.line())
 
 
-class Findings:
+class FindingCounts:
     """All that was found in a run: the first of each kind, and how many are like it."""
 
     def __init__(self) -> None:

@@ -19,10 +19,8 @@ that nothing has changed by then, and `dump` holds inputs until backward.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any, Union
 
 import torch
@@ -37,13 +35,11 @@ from op_tools.device import failure
 from op_tools.errors import OverflowFound, StopTraining
 from op_tools.output import messages, paths, tables
 from op_tools.output.results import Results
-from op_tools.overflow import spread
+from op_tools.overflow import dump, spread
 from op_tools.overflow.calls import CheckedCall, Flow, is_made, made_by, worse
 from op_tools.overflow.checks import Checks
-from op_tools.overflow.findings import COLUMNS, Finding, Findings, Tensors, finding
-from op_tools.overflow.finite import is_intact
+from op_tools.overflow.findings import COLUMNS, Finding, FindingCounts, Tensors, finding
 from op_tools.overflow.intent import Intent
-from op_tools.storage import store
 from op_tools.values import trees
 from op_tools.values.tensors import (
     aliases_of,
@@ -82,7 +78,7 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
     def _reset(self) -> None:
         self._action = "continue"
         self._intents: dict[str, Intent] = {}
-        self._faults, self._came_in = Findings(), Findings()
+        self._faults, self._came_in = FindingCounts(), FindingCounts()
         self._calls = 0
         self._shown_in: set[int] = set()  # steps
         self._has_raised = False
@@ -160,7 +156,7 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
         _note_inputs(checked)
         targets, silent = intent.targets(call)
         if self._action == "dump":
-            checked.inputs = _kept(checked, targets)
+            checked.inputs = dump.kept(checked, targets)
         if targets:
             checked.changed, checked.is_silent = tuple(targets), silent
             matters = not intent.overwrites and "out" not in call.kwargs
@@ -257,29 +253,14 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
             self._shown_in.add(step)
             self._show(checked, what, "")
             if self._action == "dump":
-                self._dump(checked)
+                saved = dump.save(checked, self.out)
+                if saved is not None and self.verbose >= 1:
+                    messages.say(f"OpOverflowCheck: inputs saved to {paths.shown(saved.path())}")
         one = finding(checked, what)
         self._faults.add(one)
         if self._action == "stop" and not self._is_stopping:
             self._has_raised = True
             raise OverflowFound(f"OpOverflowCheck: {one}")
-
-    def _dump(self, checked: CheckedCall) -> None:
-        """Saves what a call was given, as it was before it, and what it made of it; in the layout of OpCapture."""
-        call = checked.call
-        when = paths.timestamp()
-        own = paths.OwnFolder(paths.capture_folder, self.out, call.name, call.id, when)
-        details = call.details()
-        try:
-            for part, args, kwargs in _parts(checked):
-                store.save(own.path(), part, call.name, args, kwargs, f"{os.getpid()}/{call.id}/{when}/{part}", details)
-        except OSError as error:
-            messages.complain(
-                f"{paths.shown(self.out)} cannot be written ({error.strerror}): OpOverflowCheck goes on without it"
-            )
-            return
-        if self.verbose >= 1:
-            messages.say(f"OpOverflowCheck: inputs saved to {paths.shown(own.path())}")
 
     # -- output -------------------------------------------------------------------------------------------------------
 
@@ -306,21 +287,6 @@ class OpOverflowCheck(Tool[Union[Intent, CheckedCall], Flow]):
             messages.say(f"OpOverflowCheck: {calls} made NaN or Inf\n{self._faults.table()}")
         if self._came_in.first:
             messages.say(f"OpOverflowCheck: NaN or Inf that no op made\n{self._came_in.table()}")
-
-
-def _parts(checked: CheckedCall) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """What is saved of a call: what has been changed since is left out."""
-    if checked.inputs is not None:
-        args, kwargs, versions = checked.inputs
-        if all(map(is_intact, tensors_in((*args, kwargs)), versions)):
-            yield "input", args, kwargs
-    if checked.gradients is not None:
-        yield "grad_outputs", tuple(checked.gradients[0]), {}
-        yield "grad_inputs", tuple(checked.gradients[1]), {}
-    elif all(
-        one is not None and is_intact(one, version) for one, version in zip(checked.results(), checked.made_versions)
-    ):
-        yield "output", (checked.call.result,), {}
 
 
 def _on_host(call: OpCall) -> float:
@@ -352,18 +318,3 @@ def _are_views(call: OpCall) -> bool:
 def _note_inputs(checked: CheckedCall) -> None:
     call = checked.call
     checked.versions = versions_of(tensors_in((*call.args, *call.kwargs.values()) if call.kwargs else call.args))
-
-
-def _kept(checked: CheckedCall, targets: list[Tensor]) -> Any:
-    """The arguments as they are now: copies of those that the call changes, the others with their versions."""
-    changed, left = set(map(id, targets)), iter(checked.versions)
-    versions: list[int | None] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        version = next(left)
-        versions.append(None if id(tensor) in changed else version)
-        same = tensor.detach()
-        same = same.clone() if id(tensor) in changed else same
-        return same.requires_grad_(tensor.requires_grad)
-
-    return trees.map_tensors(keep, checked.call.args), trees.map_tensors(keep, checked.call.kwargs), versions
