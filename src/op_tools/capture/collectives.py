@@ -54,7 +54,7 @@ def is_functional(name: str) -> bool:
     return name.startswith(("_c10d_functional", "c10d_functional"))
 
 
-class Collectives:
+class PendingCollectives:
     """Calls that have returned and not completed."""
 
     def __init__(self) -> None:
@@ -162,17 +162,17 @@ class _Waits:
     """Tells who listens when the program has waited for a collective."""
 
     def __init__(self) -> None:
-        self._listeners: list[Collectives] = []
+        self._listeners: list[PendingCollectives] = []
         self._kind: Any = None
         self._original: Any = None
 
-    def listen(self, listener: Collectives) -> None:
+    def listen(self, listener: PendingCollectives) -> None:
         if not self._listeners:
             self._kind = torch.distributed.Work
             self._put(self._kind)
         self._listeners.append(listener)
 
-    def leave(self, listener: Collectives) -> None:
+    def leave(self, listener: PendingCollectives) -> None:
         if listener in self._listeners:
             self._listeners.remove(listener)
             if not self._listeners:

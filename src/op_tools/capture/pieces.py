@@ -21,7 +21,7 @@ from op_tools.storage.blocks import MODEL, PIECE
 Described = dict[str, Any]
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """Some places of one dimension of a tensor."""
 
     number: int  # of the tensor
@@ -56,9 +56,9 @@ class Pieces:
     def __init__(self, cuts: Sequence[Cut]) -> None:
         self._cuts = cuts
 
-    def added_to(self, description: Described) -> list[Piece]:
+    def added_to(self, description: Described) -> list[TensorPiece]:
         """Those of the described tensors, which are described behind them."""
-        found: list[Piece] = []
+        found: list[TensorPiece] = []
         tensors = description["tensors"]
         for number, tensor in enumerate(list(tensors)):
             if "note" in tensor or 0 in tensor["shape"]:  # it is not digested
@@ -70,7 +70,7 @@ class Pieces:
                 found += pieces
         return found
 
-    def _of(self, tensor: Described, number: int, module: str) -> Iterator[tuple[list[Piece], bool]]:
+    def _of(self, tensor: Described, number: int, module: str) -> Iterator[tuple[list[TensorPiece], bool]]:
         """The ways in which it can be a part of something; and whether only its size says so.
 
         What a module gives is used in others, and its gradients and weights in the optimizer.
@@ -86,10 +86,10 @@ class Pieces:
             yield list(_blocks(tensor, number, dimension, sizes)), cut.pattern.search(module) is None
 
 
-def _of_placed(tensor: Described, number: int) -> Iterator[Piece]:
+def _of_placed(tensor: Described, number: int) -> Iterator[TensorPiece]:
     shape, start = tensor["shape"], tensor["start"]
     if padding := _padding(tensor, start):
-        yield Piece(number, len(shape) - 1, 0, shape[-1], tensor["whole"], start, padding)
+        yield TensorPiece(number, len(shape) - 1, 0, shape[-1], tensor["whole"], start, padding)
 
 
 def _padding(tensor: Described, start: list[int]) -> int:
@@ -97,7 +97,7 @@ def _padding(tensor: Described, start: list[int]) -> int:
     return start[-1] % PERIOD if start and not tensor["dtype"].startswith("complex") else 0
 
 
-def _blocks(tensor: Described, number: int, dimension: int, sizes: Sequence[int]) -> Iterator[Piece]:
+def _blocks(tensor: Described, number: int, dimension: int, sizes: Sequence[int]) -> Iterator[TensorPiece]:
     """This rank's part of each block, cut as torch.chunk does; nothing where the sizes are not these."""
     shape, ranks, rank = tensor["shape"], process.world_size(), process.this_rank()
     starts = [min(-(-size // ranks) * rank, size) for size in sizes]
@@ -109,5 +109,5 @@ def _blocks(tensor: Described, number: int, dimension: int, sizes: Sequence[int]
     for size, start, length in zip(sizes, starts, lengths):
         place = [block + start if at == dimension else 0 for at in range(len(shape))]
         if length:
-            yield Piece(number, dimension, begin, length, whole, place, _padding(tensor, place))
+            yield TensorPiece(number, dimension, begin, length, whole, place, _padding(tensor, place))
         begin, block = begin + length, block + size

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ditorch_shared.collectives import is_collective
 from op_tools import settings
-from op_tools.capture.collectives import Collectives, group_of
+from op_tools.capture.collectives import PendingCollectives, group_of
 from op_tools.capture.copies import RecentCopies
 from op_tools.capture.statistics import Statistics, running_backward
 from op_tools.core.call import OpCall
@@ -80,7 +80,7 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         self._mode = mode
         self._memory = memory
         self._keeper: Keeper[Any, Any]
-        self._collectives: Collectives
+        self._collectives: PendingCollectives
 
     def started(self) -> None:
         mode = settings.argument("mode", self._mode, settings.CAPTURE_MODE)
@@ -89,7 +89,7 @@ class OpCapture(Tool[object, object]):  # each mode has states of its own, which
         self.sees_shards = mode == "statistics"
         cuts = settings.argument("shards", self._shards, settings.CAPTURE_SHARDS)
         self._keeper = Data(self, memory) if mode == "data" else Statistics(self, cuts)
-        self._collectives = Collectives()
+        self._collectives = PendingCollectives()
         self._collectives.start()
 
     def collected(self) -> Results:

@@ -16,7 +16,7 @@ from op_tools.core.modes import with_modes_aside
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
-class Listener(Protocol):
+class BackwardListener(Protocol):
     """Its own errors must not get out: they would end the training."""
 
     def backward_begins(self, tensors: Any, gradients: Any) -> None:
@@ -26,7 +26,7 @@ class Listener(Protocol):
         """All gradients have been added up, and reduced over the ranks."""
 
 
-_listeners: list[Listener] = []
+_listeners: list[BackwardListener] = []
 _lock = threading.RLock()
 _before: Callable[..., Any] | None = None  # torch's own
 
@@ -44,7 +44,7 @@ def losses_of(tensors: Any) -> Iterator[Tensor]:
             yield local.detach().clone()
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: BackwardListener) -> None:
     global _before
     with _lock:
         _listeners.append(listener)
@@ -53,7 +53,7 @@ def listen(listener: Listener) -> None:
             torch.autograd.backward = _announced(_before)
 
 
-def leave(listener: Listener) -> None:
+def leave(listener: BackwardListener) -> None:
     """The last one leaves torch as it was."""
     global _before
     with _lock:

@@ -45,7 +45,7 @@ class Step(NamedTuple):
     place: Origin | None
 
 
-class Graph(NamedTuple):
+class GraphText(NamedTuple):
     """What the text of a graph says. An output that is no value of the graph, such as None, is ""."""
 
     inputs: list[str]
@@ -86,7 +86,7 @@ def _as_double(dtype: torch.dtype) -> torch.dtype:
     return torch.float64
 
 
-def read(text: str) -> Graph:
+def read(text: str) -> GraphText:
     """Reads the text of a graph: a module with one function, `forward`."""
     try:
         module = ast.parse(text)
@@ -108,7 +108,7 @@ def read(text: str) -> Graph:
             steps.append(Step(target.id, node.value, _used(node.value), ast.unparse(node.value), places[node.lineno]))
     if outputs is None or any("self" in step.uses for step in steps):
         raise UnreadableGraphError("it has parts of its own (constants, or functions of higher order)")
-    return Graph(inputs, steps, outputs)
+    return GraphText(inputs, steps, outputs)
 
 
 def kernels_of(source: str) -> dict[str, str]:
@@ -125,7 +125,7 @@ def kernels_of(source: str) -> dict[str, str]:
     return found
 
 
-def cut(graph: Graph, kernels: dict[str, str], label: str) -> list[Region]:
+def cut(graph: GraphText, kernels: dict[str, str], label: str) -> list[Region]:
     """The regions of a graph, each as small as the values that are known allow."""
     by_name = {step.name: step for step in graph.steps}
     order = {step.name: place for place, step in enumerate(graph.steps)}

@@ -33,7 +33,7 @@ class Gradients:
         self.outputs = outputs  # one for each tensor among the results, in order
 
 
-class Listener(Protocol):
+class GradientListener(Protocol):
     """Who hears of an op's backward pass. `begins` and `ends` enclose the work of each of its nodes."""
 
     def begins(self) -> None: ...
@@ -107,7 +107,7 @@ def sequence_number() -> int:
     return _sequence_number() if _sequence_number is not None else -1
 
 
-def _watch(edges: _Inputs, since: int, result: Any, listener: Listener, timed: bool) -> bool:
+def _watch(edges: _Inputs, since: int, result: Any, listener: GradientListener, timed: bool) -> bool:
     if isinstance(result, Tensor):
         node = result.grad_fn
         if node is None:
@@ -139,12 +139,12 @@ def _routes_of_one_node(node: Any, edges: _Inputs) -> list[tuple[int, int]] | No
     return routes
 
 
-def _one_node_begins(listener: Listener, gradients: Any) -> None:
+def _one_node_begins(listener: GradientListener, gradients: Any) -> None:
     listener.begins()
 
 
 def _one_node_ran(
-    listener: Listener,
+    listener: GradientListener,
     routes: list[tuple[int, int]],
     inputs: int,
     number: int,
@@ -162,7 +162,7 @@ def _one_node_ran(
         listener.received(flowing, [grad_outputs[number] if number < len(grad_outputs) else None])
 
 
-def _watch_subgraph(edges: _Inputs, since: int, result: Any, listener: Listener, timed: bool) -> bool:
+def _watch_subgraph(edges: _Inputs, since: int, result: Any, listener: GradientListener, timed: bool) -> bool:
     outputs: list[tuple[Any, int]] = []
     nodes: list[Any] = []
     known: set[Any] = set()
@@ -237,7 +237,7 @@ class _CallGradients:
 
     __slots__ = ("_inputs", "_listener", "_outputs", "_seen", "_sizes", "_waiting", "casts", "expected")
 
-    def __init__(self, listener: Listener, inputs: int, outputs: int) -> None:
+    def __init__(self, listener: GradientListener, inputs: int, outputs: int) -> None:
         self._listener = listener
         self._sizes = (inputs, outputs)
         self._inputs: list[_Kept] = [None] * inputs

@@ -12,7 +12,7 @@ from op_tools.core import dynamo
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule")
 
 
-class Listener(Protocol):
+class ModuleListener(Protocol):
     """Its own errors must not get out: they would end the training."""
 
     def module_called(self, module: Module, is_outermost: bool) -> None:
@@ -22,7 +22,7 @@ class Listener(Protocol):
         """It has run."""
 
 
-_listeners: list[Listener] = []
+_listeners: list[ModuleListener] = []
 _lock = threading.RLock()
 _before: Callable[..., Any] | None = None  # torch's own
 
@@ -41,7 +41,7 @@ def unwrapped(module: Module) -> Module:
     return module
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: ModuleListener) -> None:
     global _before
     with _lock:
         _listeners.append(listener)
@@ -50,7 +50,7 @@ def listen(listener: Listener) -> None:
             Module.__call__ = _announced(_before)  # type: ignore[method-assign]
 
 
-def leave(listener: Listener) -> None:
+def leave(listener: ModuleListener) -> None:
     """The last one leaves torch as it was."""
     global _before
     with _lock:

@@ -17,7 +17,7 @@ from op_tools.core.call import OpCall
 from op_tools.core.guard import guarded, report
 from op_tools.core.modes import dispatch_modes, with_modes_aside
 from op_tools.core.plan import Plan
-from op_tools.core.source_line import Run
+from op_tools.core.source_line import RunInLine
 from op_tools.core.steps import STEPS
 from op_tools.core.watcher import AnyWatcher
 from op_tools.device import failure, progress
@@ -150,7 +150,7 @@ def _after(watchers: list[AnyWatcher], call: OpCall, states: list[Any], edges: g
         report(watchers[0], call, error)
 
 
-def _changed(changers: list[AnyWatcher], call: OpCall, run: Run) -> Any:
+def _changed(changers: list[AnyWatcher], call: OpCall, run: RunInLine) -> Any:
     """Runs the op by way of the tools that change how it runs; the one started last is the closest to the op."""
     proceed: Callable[..., Any] = lambda *args, **kwargs: run(call.func, args, kwargs)  # noqa: E731
     for tool in reversed(changers):

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from op_tools.core import compiled_code
 
-Run = Callable[[Callable[..., Any], "tuple[Any, ...]", "dict[str, Any]"], Any]
+RunInLine = Callable[[Callable[..., Any], "tuple[Any, ...]", "dict[str, Any]"], Any]
 
 _CODE = (lambda func, args, kwargs: func(*args, **kwargs)).__code__  # all in its first line
 
@@ -32,7 +32,7 @@ class SourceLine:
         self.code = code  # None where it is unknown, or was read by another run
         self._number = 0 if code is None else _line_number(code, instruction)
         self.text = "<unknown>" if code is None else ""
-        self.run: Run = _run if code is None else _runner(code, self._number)
+        self.run: RunInLine = _run if code is None else _runner(code, self._number)
 
     def format(self) -> str:
         """`path/norm.py:26 manual_rms_norm: return weight * my_input`."""
@@ -43,7 +43,7 @@ class SourceLine:
         return self.text
 
 
-def _runner(code: CodeType, number: int) -> Run:
+def _runner(code: CodeType, number: int) -> RunInLine:
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back

@@ -14,7 +14,7 @@ from ditorch_shared.optimizer_hooks import OptimizerHooks
 from ditorch_shared.steps import Steps
 from op_tools.core import dynamo, graphs
 
-Listener = Callable[[int], None]
+StepListener = Callable[[int], None]
 
 
 STEPS = Steps()
@@ -26,7 +26,7 @@ class OptimizerSteps:
     `before` is called when an optimizer is about to change parameters. `hooks`: those that are there already.
     """
 
-    def __init__(self, listener: Listener, before: Callable[[], None], hooks: OptimizerHooks | None = None) -> None:
+    def __init__(self, listener: StepListener, before: Callable[[], None], hooks: OptimizerHooks | None = None) -> None:
         self._listener = listener
         self._before = before
         self._hooks = hooks or OptimizerHooks(self._steps, self._stepped)

@@ -21,7 +21,7 @@ from torch.nn import Module
 
 from op_tools.core import compiled_code
 from op_tools.core.compiled_code import Origin
-from op_tools.core.source_line import Run, SourceLine
+from op_tools.core.source_line import RunInLine, SourceLine
 
 _OWN_FOLDERS = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -115,7 +115,7 @@ def for_helper() -> tuple[Any, ...]:
     return _is_users_file, _CALLS_FORWARD, _paths, _pretended, _named
 
 
-def _named(code: CodeType, instruction: int, module: Any) -> tuple[str, str, Run]:
+def _named(code: CodeType, instruction: int, module: Any) -> tuple[str, str, RunInLine]:
     """A place that the helper has found: its line, its module, and what runs ops there."""
     found = Where(code, instruction, "" if module is None else _path_of_module(module), None)
     return found.line(), found.module, found.source.run

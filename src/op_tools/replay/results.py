@@ -13,7 +13,7 @@ import torch
 
 from op_tools.output import paths, process, tables
 from op_tools.output.csv_files import CsvFile
-from op_tools.replay.spread import Spread
+from op_tools.replay.time_spread import TimeSpread
 from op_tools.timing.ledger import Total
 
 SCHEMA = "ditorch.replay/1"
@@ -94,7 +94,7 @@ class ReplayResults:
     is_timed: bool
     calls: list[CallResult] = field(default_factory=list)
     times: dict[str, Total] = field(default_factory=dict)
-    spreads: dict[str, Spread] = field(default_factory=dict)
+    time_spreads: dict[str, TimeSpread] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
     def count(self, *statuses: str) -> int:
@@ -124,7 +124,7 @@ class ReplayResults:
                 "runs": total.calls,
                 "forward_ms": total.forward,
                 "backward_ms": total.backward,
-                **(self.spreads[name]._asdict() if name in self.spreads else {}),
+                **(self.time_spreads[name]._asdict() if name in self.time_spreads else {}),
             }
             for name, total in self.times.items()
         ]
@@ -179,7 +179,7 @@ class ReplayResults:
 
     def _row(self, name: str, calls: list[CallResult]) -> list[str]:
         counts = [sum(call.status == status for call in calls) for status in STATUSES]
-        spread = self.spreads.get(name, Spread(None, None, None, None))  # medians, and p90
+        spread = self.time_spreads.get(name, TimeSpread(None, None, None, None))  # medians, and p90
         times = ["" if time is None else f"{time:.4f}" for time in spread] if self.is_timed else []
         why = next((call.reason for call in sorted(calls, key=_severity) if call.reason), "")
         return [name, str(len(calls)), *(str(count or "") for count in counts), *times, why]

@@ -28,10 +28,10 @@ from op_tools.errors import OpToolsError, SettingError
 from op_tools.ops.autocast_policy import dtype_by_policy
 from op_tools.ops.cast_tables import read_cast_tables
 from op_tools.output import messages, paths
-from op_tools.replay import replay, spread
+from op_tools.replay import replay, time_spread
 from op_tools.replay.replay import Replayable
 from op_tools.replay.results import CallResult, ReplayResults, Wrong
-from op_tools.replay.spread import Spread
+from op_tools.replay.time_spread import TimeSpread
 from op_tools.storage import store
 from op_tools.timing.ledger import Total
 from op_tools.timing.tool import OpTimeMeasure
@@ -70,7 +70,7 @@ def replay_these(options: Options, folders: list[Path], results: ReplayResults, 
     for call in results.calls:
         call.settle(options.is_compared)
     results.times = runner.times()
-    results.spreads = runner.spreads()
+    results.time_spreads = runner.time_spreads()
     if settings.VERBOSE.get() < 2:  # else the tools have said so
         results.files += runner.files()
 
@@ -171,8 +171,8 @@ class _Runner:
     def times(self) -> dict[str, Total]:
         return {} if self._timed is None else self._timed.totals()
 
-    def spreads(self) -> dict[str, Spread]:
-        return {} if self._timed is None else self._timed.spreads()
+    def time_spreads(self) -> dict[str, TimeSpread]:
+        return {} if self._timed is None else self._timed.time_spreads()
 
     def files(self) -> list[str]:
         """What the tools wrote."""
@@ -216,8 +216,8 @@ class _Timed(OpTimeMeasure):
         super().__init__(ops=None, verbose=verbose)
         self.sees_cpu = device.type == "cpu"
 
-    def spreads(self) -> dict[str, Spread]:
-        return spread.of_table(self._ledger.rows.path)
+    def time_spreads(self) -> dict[str, TimeSpread]:
+        return time_spread.of_table(self._ledger.rows.path)
 
     def totals(self) -> dict[str, Total]:
         return self._ledger.totals

@@ -11,14 +11,14 @@ from pathlib import Path
 from op_tools.replay.results import CallResult, ReplayResults
 from op_tools.replay.runner import Options, Progress, accelerator, call_name, replay_these
 
-_SHARES_OF_A_PROCESS = 4  # so that none is left with all the slow ones
+_SHARES_PER_PROCESS = 4  # so that none is left with all the slow ones
 _ENDED = "the process that ran it ended by itself: it was killed, or the op crashed"
 Answer = tuple["list[CallResult]", "list[str]"]
 
 
 def replay(options: Options, folders: list[Path], results: ReplayResults, progress: Progress) -> None:
     """Fills `results` in the order of `folders`."""
-    size = max(1, -(-len(folders) // (options.jobs * _SHARES_OF_A_PROCESS)))
+    size = max(1, -(-len(folders) // (options.jobs * _SHARES_PER_PROCESS)))
     found = _run(options, [folders[at : at + size] for at in range(0, len(folders), size)], results, progress)
     groups = [[folder for folder in folders if str(folder) not in found]]
     while groups:  # halved until only the calls that are to blame are lost

@@ -144,7 +144,7 @@ def _recorded(case: Case, folder: Path) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Excess:
     """How many times too far each value is, and the worst of them."""
 
     ratios: dict[str, float]
@@ -154,8 +154,8 @@ class Verdict:
         return any(ratio > 1 for ratio in self.ratios.values())
 
 
-def judged(case: Case, got: dict[str, Tensor]) -> Verdict:
+def judged(case: Case, got: dict[str, Tensor]) -> Excess:
     """`got`: what the device gave."""
     want, near = case.run("cpu", torch.float64), case.run("cpu")
     names = [name for name in got if name in want and name in near]
-    return Verdict({name: check.times_too_far(got[name], near[name], want[name]) for name in names})
+    return Excess({name: check.times_too_far(got[name], near[name], want[name]) for name in names})

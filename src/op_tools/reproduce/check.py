@@ -12,7 +12,7 @@ from typing import Any, Callable
 import torch
 
 # how many times larger than the CPU's own error in this dtype the device's may be
-FACTOR = 6.0
+MAX_TIMES_USUAL_ERROR = 6.0
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -104,5 +104,5 @@ def times_too_far(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> 
     if not got.is_floating_point() and not got.is_complex():
         return math.inf if not torch.equal(got, near) and torch.equal(near, want.to(near.dtype)) else 0.0
     epsilon = torch.finfo(got.dtype).eps / 2
-    allowed = [FACTOR * max(one, epsilon) for one in error(near, want)]
+    allowed = [MAX_TIMES_USUAL_ERROR * max(one, epsilon) for one in error(near, want)]
     return max(one / limit for one, limit in zip(error(got, want), allowed))

@@ -38,7 +38,7 @@ from typing import Any, Callable
 import torch
 from torch import inf, nan
 
-FACTOR = {factor}  # how many times larger than the CPU's own error in this dtype the device's may be
+MAX_TIMES_USUAL_ERROR = {factor}  # how many times larger than the CPU's own error in this dtype the device's may be
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "{type}"
 AUTOCAST = {autocast}
 {load}
@@ -110,7 +110,7 @@ def source(case: Case, recorded: dict[str, Tensor], device: str) -> tuple[str, d
         name=case.name,
         device=device,
         origin=origin.replace('"""', "'''").replace("\\", "/").rstrip("\n") + "\n" if origin else "",
-        factor=check.FACTOR,
+        factor=check.MAX_TIMES_USUAL_ERROR,
         type=device if device != "the device" else "cuda",
         autocast=case.autocast,
         load=f'DATA = torch.load(Path(__file__).with_name("{DATA}"), weights_only=True)' if writer.data else "",

@@ -17,7 +17,7 @@ from torch import Tensor
 from op_tools.errors import CaptureError
 from op_tools.output import messages
 from op_tools.reproduce import script
-from op_tools.reproduce.case import Case, Verdict, judged, load, recorded_device
+from op_tools.reproduce.case import Case, Excess, judged, load, recorded_device
 from op_tools.reproduce.shrinking import Shrinker
 from op_tools.storage import files, store
 
@@ -66,25 +66,25 @@ def reproduce(
         raise CaptureError(
             f"{capture} cannot be reproduced: no result was captured, and there is no device to run it on"
         )
-    verdict, again = judged(case, got), ""
-    if not verdict.is_wrong and device is not None and judged(case, recorded).is_wrong:
+    excess, again = judged(case, got), ""
+    if not excess.is_wrong and device is not None and judged(case, recorded).is_wrong:
         again = "right when it is run again: the fault comes and goes, and what was recorded is kept"
-        got, verdict, shrinks = recorded, judged(case, recorded), False
-    result = Reproduced(str(capture), case.name, device or recorded_device(capture), verdict.is_wrong, verdict.ratios)
+        got, excess, shrinks = recorded, judged(case, recorded), False
+    result = Reproduced(str(capture), case.name, device or recorded_device(capture), excess.is_wrong, excess.ratios)
     if again:
         result.steps.append(again)
-    if shrinks and device is not None and verdict.is_wrong:
+    if shrinks and device is not None and excess.is_wrong:
         shrinker = Shrinker(lambda one: judged(one, one.run(device)).is_wrong, result.steps.append)
         small = shrinker.shrink(case)
         result.tries, again_got = shrinker.tries, small.run(device)
         if judged(small, again_got).is_wrong:
-            case, got, verdict = small, again_got, judged(small, again_got)
-            result.ratios = verdict.ratios
+            case, got, excess = small, again_got, judged(small, again_got)
+            result.ratios = excess.ratios
         else:
             result.steps = ["not made smaller: the fault comes and goes"]
     result.elements = sum(base.tensor.numel() for base in case.bases())
     machine = _machine_of(capture) if device is None else {}
-    _write(out, case, got, verdict, result, machine or _this_machine(device, driver))
+    _write(out, case, got, excess, result, machine or _this_machine(device, driver))
     return result
 
 
@@ -107,10 +107,10 @@ def _on_device(case: Case, device: str) -> dict[str, Tensor]:
 
 
 def _write(
-    out: Path, case: Case, got: dict[str, Tensor], verdict: Verdict, result: Reproduced, machine: dict[str, str]
+    out: Path, case: Case, got: dict[str, Tensor], excess: Excess, result: Reproduced, machine: dict[str, str]
 ) -> None:
     text, data = script.source(case, got, result.device)
-    report = _report(case, got, verdict, result, machine, text if not data else "")
+    report = _report(case, got, excess, result, machine, text if not data else "")
     try:
         out.mkdir(parents=True, exist_ok=True)
         if data:
@@ -126,7 +126,7 @@ def _write(
 def _report(
     case: Case,
     got: dict[str, Tensor],
-    verdict: Verdict,
+    excess: Excess,
     result: Reproduced,
     machine: dict[str, str],
     text: str,
@@ -139,7 +139,7 @@ def _report(
         f"Inputs: {shapes or 'none'}{f', under autocast to {case.autocast}' if case.autocast else ''}.",
         "Expected: the op in float64 on the CPU. Allowed: six times the error of the CPU in the same dtype.",
         "",
-        *_values(case, got, verdict),
+        *_values(case, got, excess),
         "",
         "| | |",
         "| --- | --- |",
@@ -150,9 +150,9 @@ def _report(
     return "\n".join([*lines, *(["", "```python", text.rstrip("\n"), "```"] if text else []), ""])
 
 
-def _values(case: Case, got: dict[str, Tensor], verdict: Verdict) -> Iterator[str]:
+def _values(case: Case, got: dict[str, Tensor], excess: Excess) -> Iterator[str]:
     """What is wrong, what was expected, and what came instead, from the first element that is off."""
-    wrong = {name: ratio for name, ratio in verdict.ratios.items() if ratio > 1}
+    wrong = {name: ratio for name, ratio in excess.ratios.items() if ratio > 1}
     if not wrong:
         yield "Nothing is wrong."
         return

@@ -38,7 +38,7 @@ class Finder(Protocol):
     def results(self) -> Results: ...
 
 
-class Record:
+class ProcessRecord:
     def __init__(self, tools: Sequence[Finder], run: Path, backend: str, command: str | None) -> None:
         self._tools = tools
         self._folder = run.absolute() / "processes"

@@ -16,7 +16,7 @@ from op_tools.losses import LossLog
 from op_tools.monitor import ProcessMonitor
 from op_tools.perturbation import Perturbation
 from op_tools.run.control import Control
-from op_tools.run.record import Finder, Record
+from op_tools.run.record import Finder, ProcessRecord
 from op_tools.run.tools import TOOLS, made
 
 
@@ -57,7 +57,7 @@ def _tell(
     found: list[Finder], others: list[_Other], run: Path, backend: str, command: str | None, is_known: bool = True
 ) -> None:
     """Keeps the record of the process, and listens to `ditorch attach`."""
-    record, control = Record(found, run, backend, command), Control(run, found, backend, is_known)
+    record, control = ProcessRecord(found, run, backend, command), Control(run, found, backend, is_known)
 
     def began(step: int) -> None:
         control.step_began(step)

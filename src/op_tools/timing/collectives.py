@@ -73,7 +73,7 @@ class Collective:
         return began, self.ended / 1e3
 
 
-class Collectives:
+class TimedCollectives:
     """Those that one tool measures. Any thread may call one; one at a time takes what has ended."""
 
     def __init__(self, wanted: Wanted) -> None:
@@ -165,17 +165,17 @@ class _Kernels:
     """Stand before all collectives while somebody listens."""
 
     def __init__(self) -> None:
-        self._listeners: list[Collectives] = []
+        self._listeners: list[TimedCollectives] = []
         self._library: Any = None
         self._lock = threading.Lock()
 
-    def add(self, listener: Collectives) -> None:
+    def add(self, listener: TimedCollectives) -> None:
         with self._lock:
             self._listeners.append(listener)
             if self._library is None and torch.distributed.is_available() and self.can_be_put:
                 self._put()
 
-    def remove(self, listener: Collectives) -> None:
+    def remove(self, listener: TimedCollectives) -> None:
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)

@@ -12,7 +12,7 @@ from op_tools.core.call import OpCall
 from op_tools.device import failure
 from op_tools.output import csv_files
 from op_tools.timing import signature
-from op_tools.timing.collectives import Collective, Collectives
+from op_tools.timing.collectives import Collective, TimedCollectives
 from op_tools.timing.timer import Span, Timer
 from op_tools.timing.trace import TraceFile
 
@@ -104,7 +104,7 @@ class Book:
 
     timer: Any
 
-    def __init__(self, csv: Path, most_rows: int, most_events: int, collectives: Collectives) -> None:
+    def __init__(self, csv: Path, most_rows: int, most_events: int, collectives: TimedCollectives) -> None:
         self.rows = csv_files.CsvFile(csv, COLUMNS, most_rows)
         self.trace = TraceFile(csv.with_suffix(".json"), most_events)
         self.totals: dict[str, Total] = {}
@@ -185,7 +185,7 @@ class Ledger(Book):
         csv: Path,
         most_rows: int,
         most_events: int,
-        collectives: Collectives,
+        collectives: TimedCollectives,
         row_written: Callable[[tuple[str, ...]], None],
     ) -> None:
         super().__init__(csv, most_rows, most_events, collectives)

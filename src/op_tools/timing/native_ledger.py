@@ -17,14 +17,14 @@ from op_tools.device import failure, progress
 from op_tools.device.progress import Asked, Line
 from op_tools.output.writer import Writer
 from op_tools.timing import ledger, signature
-from op_tools.timing.collectives import Collectives
+from op_tools.timing.collectives import TimedCollectives
 from op_tools.timing.ledger import Book, Total
 
 
 class NativeLedger(Book):
     """What ledger.Ledger is in Python."""
 
-    def __init__(self, helper: Any, csv: Path, most_rows: int, most_events: int, collectives: Collectives) -> None:
+    def __init__(self, helper: Any, csv: Path, most_rows: int, most_events: int, collectives: TimedCollectives) -> None:
         super().__init__(csv, most_rows, most_events, collectives)
         self._reader = Writer("OpTimeMeasure", is_excused=failure.is_noticed)
         self._helper = helper

@@ -27,7 +27,7 @@ from op_tools.core.tool import Tool
 from op_tools.errors import SettingError
 from op_tools.output import messages, paths, tables
 from op_tools.output.results import Results
-from op_tools.timing.collectives import Collectives
+from op_tools.timing.collectives import TimedCollectives
 from op_tools.timing.ledger import COLUMNS, Book, Ledger, Timing, Total
 from op_tools.timing.native_ledger import NativeLedger
 from op_tools.timing.timer import Span
@@ -51,7 +51,7 @@ class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Span]):
         super().__init__(**arguments)
         self._trace_events = trace_events
         self._ledger: Book
-        self._collectives: Collectives
+        self._collectives: TimedCollectives
         self._shown: deque[tuple[str, ...]] = deque(maxlen=0)
 
     def started(self) -> None:
@@ -61,7 +61,7 @@ class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Span]):
             raise SettingError(f"trace_events={events!r} cannot be used: it must be a whole number, 0 or above")
         self._shown = deque(maxlen=most if self.verbose == 2 else 0)
         path = paths.time_measure_csv(self.out)
-        collectives = self._collectives = Collectives(self._wants_collective)
+        collectives = self._collectives = TimedCollectives(self._wants_collective)
         # at level 2 each backward is shown when its gradients have flowed, which takes Python anyway
         helper = native.library() if self.verbose < 2 else None
         if helper is None:

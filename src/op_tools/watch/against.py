@@ -10,10 +10,10 @@ from pathlib import Path
 
 from op_tools.errors import SettingError
 from op_tools.watch.log import FOLDER, STEPS_FILE
-from op_tools.watch.window import deviation
+from op_tools.watch.recent_values import deviation
 
 MIN_STEPS = 16  # that both runs have, before anything is judged
-_SURE = 4.0  # standard errors of a mean
+_SURE_STANDARD_ERRORS = 4.0  # standard errors of a mean
 
 
 class Against:
@@ -44,7 +44,7 @@ class Against:
         apart = abs(statistics.median(self._apart))
         others = list(self._others)
         noise = deviation(later - earlier for earlier, later in zip(others, others[1:])) / MIN_STEPS**0.5
-        allowed = max(self._share * abs(statistics.median(others)), _SURE * noise)
+        allowed = max(self._share * abs(statistics.median(others)), _SURE_STANDARD_ERRORS * noise)
         if apart <= allowed:
             return None
         self.is_over = True

@@ -19,7 +19,7 @@ from op_tools.output import process
 from op_tools.watch.log import CHECKSUMS_FILE, LineFile
 
 SCHEMA = "ditorch.checksums/1"
-_SECONDS_BETWEEN = 1.0
+_SECONDS_BETWEEN_LOOKS = 1.0
 _MAX_STEPS = 4096  # of this rank's own that are kept
 _RANK = re.compile(r"-rank(\d+)-pid\d+$")
 
@@ -48,7 +48,7 @@ class Checksums:
 
     def parted(self, is_end: bool = False) -> tuple[int, int] | None:
         """The first step, and the rank, in which another rank's weights differ; told once, in rank 0."""
-        is_due = time.monotonic() - self._looked >= _SECONDS_BETWEEN
+        is_due = time.monotonic() - self._looked >= _SECONDS_BETWEEN_LOOKS
         if self._is_told or process.this_rank() != 0 or process.world_size() < 2 or not (is_due or is_end):
             return None
         self._looked = time.monotonic()

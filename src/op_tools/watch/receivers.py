@@ -13,7 +13,7 @@ from op_tools.errors import SettingError
 from op_tools.output import messages, process
 from op_tools.watch.statistics import StepStatistics
 
-SECONDS_BETWEEN = 5.0  # figures by module: some hundred scalars are some milliseconds of Python
+SECONDS_BETWEEN_MODULES = 5.0  # figures by module: some hundred scalars are some milliseconds of Python
 _BY_MODULE = ("rms", "absmax", "zeros")
 
 
@@ -28,7 +28,7 @@ class Receivers:
         if not self._receivers or process.this_rank() != 0:
             return
         scalars = dict(found.scalars())
-        if time.monotonic() - self._told_modules >= SECONDS_BETWEEN:
+        if time.monotonic() - self._told_modules >= SECONDS_BETWEEN_MODULES:
             self._told_modules = time.monotonic()
             scalars.update(_by_module(found))
         for name, receiver in list(self._receivers.items()):

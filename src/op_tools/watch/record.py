@@ -15,13 +15,13 @@ from op_tools.watch.delivery import Delivery
 from op_tools.watch.log import ALERTS_FILE, LineFile, StepLog, new_folder
 from op_tools.watch.ranks import Checksums
 from op_tools.watch.receivers import Receivers
-from op_tools.watch.rules import Judge
+from op_tools.watch.rules import RuleChecker
 from op_tools.watch.statistics import StepStatistics
 
 _SECONDS_FOR_OTHERS = 2.0  # other ranks write their last step a little later
 
 
-class Record:
+class WatchRecord:
     """All that TrainingWatch keeps of this process."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Record:
         self._delivery = Delivery(on_alert) if on_alert.strip() else None
         self._to, self._disk = to, disk
         self._receivers: Receivers | None = Receivers(to, new_folder(out)) if to else None
-        self._judge = Judge(rules, self._against)
+        self._rule_checker = RuleChecker(rules, self._against)
         self._log: StepLog | None = None
         self._checksums: Checksums | None = None
         self._left_out: set[str] = set()
@@ -62,7 +62,7 @@ class Record:
         self._out_of_memory += found.out_of_memory
         self._is_compiled |= facts["is_compiled"]
         self._log.add(found)
-        alerts = list(self._judge.alerts(found))
+        alerts = list(self._rule_checker.alerts(found))
         for alert in alerts:
             self.alerts.raised(alert)
         self.wants_a_look = (self.wants_a_look or bool(alerts)) and not found.tables

@@ -10,26 +10,26 @@ from op_tools.settings import Rules
 from op_tools.watch.against import Against
 from op_tools.watch.alerts import Alert
 from op_tools.watch.dead_layers import DeadLayers
+from op_tools.watch.recent_values import RecentValues
 from op_tools.watch.statistics import ACTIVATIONS, GRADIENTS, LOSS, StepStatistics, Table
-from op_tools.watch.window import Window
 
 # of a loss that is next to constant, this share of it counts as one deviation
-_LEAST_LOSS_DEVIATION = 0.03
-_LEAST_NORM_DEVIATION = 0.2  # of the logarithm
+_MIN_LOSS_DEVIATION = 0.03
+_MIN_NORM_DEVIATION = 0.2  # of the logarithm
 # Steps beyond the limit: one batch may have wild data, a loss that spikes stays high. A loss that stays NaN is no work
 # of GradScaler's: a scale makes it infinite at most.
 _IN_A_ROW = {"spike": 2, "norm": 1, "nan": 2}
 _MAX_NAMED = 3
-_MIN_SIZE = 1e-30
+_MIN_NORM = 1e-30
 
 
-class Judge:
+class RuleChecker:
     """`numbers`: those of the rules that are on. `against`: another run's losses."""
 
     def __init__(self, numbers: Rules, against: Against | None) -> None:
         self._numbers = numbers
         self._against = against
-        self._losses, self._norms = Window(), Window()
+        self._losses, self._norms = RecentValues(), RecentValues()
         self._high: Counter[str] = Counter()  # for how many steps a rule's curve has been beyond its limit
         self._bad: set[str] = set()  # kinds that hold NaN or Inf now
         self._left_out = 0  # steps in a row
@@ -82,26 +82,26 @@ class Judge:
     # -- curves -------------------------------------------------------------------------------------------------------
 
     def _spike(self, step: int, loss: float) -> Iterator[Alert]:
-        least = _LEAST_LOSS_DEVIATION * abs(self._losses.level()) + _MIN_SIZE
+        least = _MIN_LOSS_DEVIATION * abs(self._losses.level()) + _MIN_NORM
         limit = self._beyond("spike", self._losses, loss, least)
         if limit is not None:
             text = f"the loss is {loss:.4g}, far above the last ones (limit {limit:.4g})"
             yield Alert(step, "spike", text, LOSS, value=loss, limit=limit)
 
     def _norm(self, step: int, norm: float, gradients: Table) -> Iterator[Alert]:
-        if not math.isfinite(norm) or norm <= _MIN_SIZE:
+        if not math.isfinite(norm) or norm <= _MIN_NORM:
             return
-        logarithm = self._beyond("norm", self._norms, math.log(norm), _LEAST_NORM_DEVIATION)
+        logarithm = self._beyond("norm", self._norms, math.log(norm), _MIN_NORM_DEVIATION)
         if logarithm is not None:
             module, share = _largest(gradients, norm)
             limit = math.exp(logarithm)
             text = f"the gradient norm is {norm:.4g}, far above the last ones (limit {limit:.4g}); "
             yield Alert(step, "norm", f"{text}{share:.0%} of it in {module}", GRADIENTS, module, norm, limit)
 
-    def _beyond(self, rule: str, window: Window, value: float, least: float) -> float | None:
+    def _beyond(self, rule: str, values: RecentValues, value: float, least: float) -> float | None:
         """The limit that a curve has just gone beyond."""
-        limit = window.limit(self._numbers[rule], least) if rule in self._numbers else None
-        window.add(value)
+        limit = values.limit(self._numbers[rule], least) if rule in self._numbers else None
+        values.add(value)
         if limit is None or value <= limit:
             self._high[rule] = 0
             return None

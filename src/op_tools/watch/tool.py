@@ -35,7 +35,7 @@ from op_tools.watch import statistics
 from op_tools.watch.alerts import COLUMNS
 from op_tools.watch.looks import Label, StepLooks, is_transformed
 from op_tools.watch.names import Names
-from op_tools.watch.record import Record
+from op_tools.watch.record import WatchRecord
 from op_tools.watch.statistics import ACTIVATIONS, FOUND_INF, GRADIENTS, LOSS, SCALE, STATE, UNSCALED_GRADIENTS, WEIGHTS
 
 _Looks = Iterator[tuple[Label, Tensor]]
@@ -71,7 +71,7 @@ class TrainingWatch(Tool[None, None]):
     ) -> None:
         super().__init__(out=out, steps=steps, ranks=ranks, verbose=verbose)
         self._chosen = (rules, against, on_alert, every, to, disk)
-        self._record: Record | None = None
+        self._record: WatchRecord | None = None
         self._writer: Writer | None = None
 
     def _start(self) -> None:
@@ -92,7 +92,7 @@ class TrainingWatch(Tool[None, None]):
         self._looks = StepLooks()
         self._seen_gradients: set[int] = set()  # ids of parameters
         self._offset: int | None = None  # steps that the optimizer had made before, in a run that goes on
-        self._record = Record(
+        self._record = WatchRecord(
             self.out,
             settings.argument("rules", rules, settings.WATCH_RULE_NUMBERS),
             _path("against", against),

@@ -15,7 +15,7 @@ from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.judging.sensitivity import Sensitivity
 from op_tools.autocompare.prefilter import screen
-from op_tools.autocompare.reference.runs import Run
+from op_tools.autocompare.reference.runs import Rerun
 from tests.op_tools.autocompare.net import LOW, ONLY_THE_PROGRAMS_CALL, alike_values, certain_logits, rows_of, step
 
 pytestmark = pytest.mark.usefixtures("who_looks")
@@ -108,8 +108,8 @@ def test_the_gradient_of_a_view_is_compared_without_a_copy(device, view, referen
     x = torch.randn(6, 4, device=device, requires_grad=True)
     arrived = torch.randn_like(view(x).detach())
     read = []
-    original = Run.gradients
-    monkeypatch.setattr(Run, "gradients", lambda run, given: read.append(run.way.name) or original(run, given))
+    original = Rerun.gradients
+    monkeypatch.setattr(Rerun, "gradients", lambda run, given: read.append(run.way.name) or original(run, given))
     tool = op_tools.OpAutoCompare(verbose=0, reference=reference)
     with tool:
         for _ in range(2):

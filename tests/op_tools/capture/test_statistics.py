@@ -458,7 +458,7 @@ def test_one_file_for_all_records(device, capsys):
 
 
 def test_a_large_file_is_followed_by_another(device, monkeypatch):
-    monkeypatch.setattr(statistics, "_LARGEST_FILE", 5_000)
+    monkeypatch.setattr(statistics, "_MAX_FILE_BYTES", 5_000)
     monkeypatch.setattr(statistics, "_MAX_SECONDS_UNWRITTEN", 0)
     x = torch.ones(3, device=device)
     steps = 0
@@ -472,7 +472,7 @@ def test_a_large_file_is_followed_by_another(device, monkeypatch):
 
 
 def test_files_can_be_read_one_by_one_also_in_the_middle_of_an_optimizers_step(device, monkeypatch):
-    monkeypatch.setattr(statistics, "_MOST_SITES", 5)
+    monkeypatch.setattr(statistics, "_MAX_SITES", 5)
     parameter = torch.nn.Parameter(torch.randn(700, device=device))
     optimizer = torch.optim.AdamW([parameter], foreach=True)
     with op_tools.OpCapture(mode="statistics", ops="torch._foreach_.*", verbose=0):
@@ -484,7 +484,7 @@ def test_files_can_be_read_one_by_one_also_in_the_middle_of_an_optimizers_step(d
 
 
 def test_a_reader_need_not_remember_everything(device, monkeypatch):
-    monkeypatch.setattr(statistics, "_MOST_UNSETTLED", 20)
+    monkeypatch.setattr(statistics, "_MAX_UNSETTLED_RECORDS", 20)
     x = torch.ones(3, device=device)
     with op_tools.OpCapture(mode="statistics", ops=NEG, verbose=0):
         for _ in range(50):
@@ -495,7 +495,7 @@ def test_a_reader_need_not_remember_everything(device, monkeypatch):
 
 
 def test_shapes_that_always_change_do_not_fill_the_memory(device, monkeypatch):
-    monkeypatch.setattr(statistics, "_MOST_SITES", 10)
+    monkeypatch.setattr(statistics, "_MAX_SITES", 10)
     with op_tools.OpCapture(mode="statistics", ops=NEG, verbose=0):
         for size in range(1, 41):
             torch.ones(size, device=device).neg()

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import op_tools
 from ditorch_cli.replay import command
-from op_tools.replay import runner, shares, spread
+from op_tools.replay import runner, shares, time_spread
 from op_tools.replay.results import CallResult
 
 from .test_replay import captured
@@ -62,11 +62,11 @@ def test_median_and_the_90th_percentile(tmp_path):
     table = tmp_path / "times.csv"
     rows = "".join(f"torch.mm,{n},{n}.0,,ms\n" for n in range(1, 21)) + "torch.add,1,-,3.5,ms\n"
     table.write_text("name,forward_id,forward_elasped,backward_elasped,unit\n" + rows)
-    found = spread.of_table(table)
+    found = time_spread.of_table(table)
     assert found["torch.mm"] == (10.5, 18.0, None, None)
     assert found["torch.add"] == (None, None, 3.5, 3.5)
     table.write_text("something else\n1\n")
-    assert spread.of_table(table) == spread.of_table(tmp_path / "missing.csv") == {}
+    assert time_spread.of_table(table) == time_spread.of_table(tmp_path / "missing.csv") == {}
 
 
 REFERENCE_LAYOUTS = (

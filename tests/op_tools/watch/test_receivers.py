@@ -18,7 +18,7 @@ def test_tensorboard_gets_the_curves(device, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.setattr(receivers, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(receivers, "SECONDS_BETWEEN_MODULES", 0.0)
     with TrainingWatch(out=tmp_path, verbose=0, to="tensorboard"):
         train(device, 3)
     (folder,) = Path(tmp_path).glob("watch_result/*/tensorboard")

@@ -16,7 +16,7 @@ from op_tools.errors import SettingError
 from op_tools.settings import WATCH_RULES
 from op_tools.watch import TrainingWatch
 from op_tools.watch.against import Against
-from op_tools.watch.rules import Judge
+from op_tools.watch.rules import RuleChecker
 from op_tools.watch.statistics import StepStatistics, Table
 
 from .training import model, steps_in, train, written
@@ -28,7 +28,7 @@ def table(norm=1.0, zeros=0.0, nonfinite=0):
 
 def curve(losses, norms=None, **rules):
     """The alerts about a loss, and about norms of gradients."""
-    judge = Judge({**WATCH_RULES, **rules}, None)
+    judge = RuleChecker({**WATCH_RULES, **rules}, None)
     found = []
     for step, loss in enumerate(losses):
         tables = {} if norms is None else {"gradients": table(norms[step])}
@@ -103,7 +103,7 @@ def test_an_alert_has_the_next_step_looked_at(device, tmp_path):
 
 
 def test_infinities_that_come_to_nothing_are_no_alarm():
-    judge = Judge(WATCH_RULES, None)
+    judge = RuleChecker(WATCH_RULES, None)
     masked = StepStatistics(0, 0.0, 2.0, tables={"activations": table(nonfinite=5)})
     assert list(judge.alerts(masked)) == []
     unknown = StepStatistics(1, 0.0, None, tables={"activations": table(nonfinite=5)})
@@ -111,7 +111,7 @@ def test_infinities_that_come_to_nothing_are_no_alarm():
 
 
 def test_steps_that_the_scaler_leaves_out_are_no_alarm_until_there_are_many():
-    judge = Judge(WATCH_RULES, None)
+    judge = RuleChecker(WATCH_RULES, None)
     alerts = []
     for step in range(12):
         left_out = StepStatistics(step, 0.0, math.inf, was_left_out=True, tables={"gradients": table(nonfinite=3)})
@@ -120,7 +120,7 @@ def test_steps_that_the_scaler_leaves_out_are_no_alarm_until_there_are_many():
 
 
 def test_what_was_told_is_not_told_again_because_some_steps_are_not_looked_at():
-    judge = Judge(WATCH_RULES, None)
+    judge = RuleChecker(WATCH_RULES, None)
     alerts = []
     for step in range(8):
         tables = {"activations": table(nonfinite=5)} if step % 4 == 0 else {}
@@ -130,7 +130,7 @@ def test_what_was_told_is_not_told_again_because_some_steps_are_not_looked_at():
 
 def test_a_loss_that_stays_nan_is_an_alarm_whatever_the_scaler_does():
     """A scale can make a loss infinite, never NaN: no smaller one will mend it."""
-    judge = Judge(WATCH_RULES, None)
+    judge = RuleChecker(WATCH_RULES, None)
     alerts = []
     for step in range(4):
         tables = {"activations": table(nonfinite=5), "gradients": table(nonfinite=3)}
@@ -140,7 +140,7 @@ def test_a_loss_that_stays_nan_is_an_alarm_whatever_the_scaler_does():
 
 
 def test_weights_with_nan_are_an_alarm_even_then():
-    judge = Judge(WATCH_RULES, None)
+    judge = RuleChecker(WATCH_RULES, None)
     left_out = StepStatistics(0, 0.0, math.inf, was_left_out=True, tables={"weights": table(nonfinite=3)})
     assert [alert.kind for alert in judge.alerts(left_out)] == ["weights"]
 

@@ -16,7 +16,7 @@ from op_tools.autocompare.judging import in_pieces, judge, random_ops
 from op_tools.autocompare.judging.limits import LARGE_ELEMENTS, Tolerances
 from op_tools.autocompare.judging.verdict import RIGHT, Row
 from op_tools.autocompare.observed import CannotCompare, ObservedCall, output_names
-from op_tools.autocompare.reference.runs import Reference, References, Run
+from op_tools.autocompare.reference.runs import Reference, References, Rerun
 from op_tools.core.gradients import Gradients
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
@@ -30,7 +30,7 @@ class Comparison:
     """What came out for one call, or for its gradients. `failure`: why it could not be compared."""
 
     rows: list[Row] = field(default_factory=list)
-    run: Run | None = None
+    run: Rerun | None = None
     gradients: Sequence[Tensor | None] | None = None
     casts: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
     failure: str = ""

@@ -19,7 +19,7 @@ from op_tools.autocompare.judging import attention
 from op_tools.autocompare.judging.limits import LARGE_ELEMENTS, MOVES, SENSITIVITY_MARGIN, Precision, rounding_of
 from op_tools.autocompare.judging.measures import dense, differing
 from op_tools.autocompare.observed import InputGradients, Part
-from op_tools.autocompare.reference.runs import Reference, Run
+from op_tools.autocompare.reference.runs import Reference, Rerun
 from op_tools.autocompare.reference.ways import moved_by, with_zeros
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
@@ -44,11 +44,11 @@ class Sensitivity:
         self.grad_outputs = reference.grad_outputs
         self._traits = reference.ways.traits
         self._is_large = sum(tensor.numel() for tensor in reference.observed.given.tensors) >= LARGE_ELEMENTS
-        self._moved: dict[float, list[list[tuple[Run, InputGradients]]]] = {}
-        self._other_numbers: dict[float, list[tuple[Run, InputGradients]]] = {}
-        self._with_zeros: list[tuple[Run, InputGradients]] | None = None
+        self._moved: dict[float, list[list[tuple[Rerun, InputGradients]]]] = {}
+        self._other_numbers: dict[float, list[tuple[Rerun, InputGradients]]] = {}
+        self._with_zeros: list[tuple[Rerun, InputGradients]] | None = None
         self._labels = catalogue.LABELS.get(normalized(reference.name).base)
-        self._of_sizes: list[tuple[Run, InputGradients]] | None = None
+        self._of_sizes: list[tuple[Rerun, InputGradients]] | None = None
         self._sizes_in_attention: list[Tensor] | None = None
 
     def allowance(self, part: Part, precision: Precision) -> Tensor | None:
@@ -116,7 +116,7 @@ class Sensitivity:
                 largest = max(largest, abs(float(slope.nan_to_num(0.0, 0.0, 0.0))))
         return SENSITIVITY_MARGIN * largest
 
-    def _runs_of_other_numbers(self, amount: float) -> list[tuple[Run, InputGradients]]:
+    def _runs_of_other_numbers(self, amount: float) -> list[tuple[Rerun, InputGradients]]:
         """The call in higher precision with its plain numbers a rounding error away, and its tensors as they are."""
         runs = self._other_numbers.get(amount)
         if runs is None:
@@ -198,7 +198,7 @@ class Sensitivity:
             if isinstance(value, Tensor) and value.shape == expected.shape:
                 yield dense(value)
 
-    def _moved_runs(self, amount: float, moves: int) -> Iterator[tuple[Run, InputGradients]]:
+    def _moved_runs(self, amount: float, moves: int) -> Iterator[tuple[Rerun, InputGradients]]:
         """The call in higher precision with its inputs a rounding error away, so many times."""
         known = self._moved.setdefault(amount, [])
         for seed in range(moves):
@@ -213,7 +213,7 @@ class Sensitivity:
                 known.append([run for run in runs if run is not None])
                 yield from known[seed]
 
-    def _moved_run(self, amount: float, seed: int) -> tuple[Run, InputGradients] | None:
+    def _moved_run(self, amount: float, seed: int) -> tuple[Rerun, InputGradients] | None:
         move = moved_by(amount, seed, self._labels)
         has_flags = Trait.FLOAT32_NUMBERS in self._traits  # each of them is exactly what it is
         with contextlib.suppress(Exception):  # outside of what the op accepts

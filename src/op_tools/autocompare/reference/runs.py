@@ -97,11 +97,11 @@ class Reference:
         self._has_graph = with_graph or grad_outputs is not None
         self._slack = slack
         self._is_first_look = first_look
-        self._others: list[tuple[Run, InputGradients]] | None = None
+        self._others: list[tuple[Rerun, InputGradients]] | None = None
         self._other_ways: list[tuple[Function | None, Way]] = []
-        self.same: Run | None = None
+        self.same: Rerun | None = None
         self.same_gradients: InputGradients = None
-        self.expected: Run
+        self.expected: Rerun
         self.gradients: InputGradients
         only_own = self.is_exact and grad_outputs is None and not (first_look and with_graph)
         reason = "" if first_look and not (only_own or ways.on_device) else self._run_in_own_dtype()
@@ -161,7 +161,7 @@ class Reference:
 
     def _run(
         self, way: Way, function: Function | None = None, given: Arguments | None = None
-    ) -> tuple[Run, InputGradients]:
+    ) -> tuple[Rerun, InputGradients]:
         observed = self.observed
         function = stand_in(self.name) or function or observed.function
         with shield.random_numbers_kept() if self.ways.is_unknown else shield.NOTHING:
@@ -170,7 +170,7 @@ class Reference:
 
     def run_changed(
         self, change: Convert, of_number: Callable[[float], float] | None = None
-    ) -> tuple[Run, InputGradients]:
+    ) -> tuple[Rerun, InputGradients]:
         """The call in higher precision, with something done to its tensors before, or also to its plain numbers."""
         given = None if of_number is None else self.observed.given.with_numbers(of_number)
         return self._run(self.ways.higher.then(change), given=given)
@@ -293,7 +293,7 @@ def _in_words(error: BaseException) -> str:
 _engine: Any = torch.autograd.Variable._execution_engine
 
 
-class Run:
+class Rerun:
     """A call that has run again: its result, and its arguments as they are now."""
 
     __slots__ = ("_leaves", "arguments", "result", "results", "way", "written")
@@ -340,7 +340,7 @@ class Run:
         return [by_leaf.pop(id(leaf), None) for leaf in self._leaves]
 
 
-def run(function: Function, given: Arguments, way: Way, graph: bool = False, changes_inputs: bool = False) -> Run:
+def run(function: Function, given: Arguments, way: Way, graph: bool = False, changes_inputs: bool = False) -> Rerun:
     """Runs a call again. `graph`: for gradients, too. `changes_inputs`: it works in place on some of its arguments."""
     needs_shield = _needs_shield(way.autocast, graph)
     kept = given.plain_numbers() if way.keeps_numbers else frozenset()
@@ -371,7 +371,7 @@ def run(function: Function, given: Arguments, way: Way, graph: bool = False, cha
         raise RuntimeError("it changes its arguments on the CPU, which it does not on the device")
     if args is not arguments.args or kwargs is not arguments.kwargs:
         arguments = Arguments(args, kwargs)
-    return Run(way, arguments, result, leaves, written)
+    return Rerun(way, arguments, result, leaves, written)
 
 
 # ---- leaving everything as it was ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import NamedTuple
 _COLUMNS = {"forward_elasped": "forward", "backward_elasped": "backward"}
 
 
-class Spread(NamedTuple):
+class TimeSpread(NamedTuple):
     """In ms; None where nothing ran."""
 
     forward_median: float | None
@@ -19,7 +19,7 @@ class Spread(NamedTuple):
     backward_p90: float | None
 
 
-def of_table(path: Path) -> dict[str, Spread]:
+def of_table(path: Path) -> dict[str, TimeSpread]:
     """By op; nothing where the table cannot be read."""
     times: dict[str, dict[str, list[float]]] = {}
     try:
@@ -32,7 +32,7 @@ def of_table(path: Path) -> dict[str, Spread]:
                         own[phase].append(time)
     except (OSError, KeyError, ValueError):
         return {}
-    return {name: Spread(*_two(own["forward"]), *_two(own["backward"])) for name, own in times.items()}
+    return {name: TimeSpread(*_two(own["forward"]), *_two(own["backward"])) for name, own in times.items()}
 
 
 def _number(text: str | None) -> float | None:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 
 WARM_UP = 24  # values before anything is judged
-_LEVEL = 9
-_LENGTH = 64
+_VALUES_OF_LEVEL = 9
+_MAX_DISTANCES = 64
 _TO_DEVIATION = 1.4826  # of normal values, for their median distance
 
 
@@ -21,12 +21,12 @@ def deviation(distances: Iterable[float]) -> float:
     return _TO_DEVIATION * statistics.median(map(abs, distances))
 
 
-class Window:
+class RecentValues:
     """The last values of a curve."""
 
     def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=_LEVEL)
-        self._distances: deque[float] = deque(maxlen=_LENGTH)  # of each value from the median of those before it
+        self._last: deque[float] = deque(maxlen=_VALUES_OF_LEVEL)
+        self._distances: deque[float] = deque(maxlen=_MAX_DISTANCES)  # of each value from the median of those before it
 
     def limit(self, number: float, least: float) -> float | None:
         """So many deviations above the last values, each `least` at least; None in the beginning."""
