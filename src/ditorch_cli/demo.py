@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # help must not wait for torch
     from ditorch.sim import faults
 
 _FAULT = "aten.native_layer_norm_backward: tail=0.5"
-_ROWS = 7  # of the table of losses
-_FOUND = 2  # places in the program that are named
+_LOSS_ROWS = 7  # of the table of losses
+_MAX_PLACES_NAMED = 2  # places in the program that are named
 
 
 @click.command()
@@ -77,7 +77,7 @@ def _losses(reference: Run, healthy: Run, broken: Run) -> Table:
     for name in ("step", reference.title, healthy.title, broken.title, "drift from the CPU"):
         table.add_column(name, justify="right")
     steps = len(reference.losses)
-    for step in sorted({round(row * (steps - 1) / (_ROWS - 1)) for row in range(_ROWS)}):
+    for step in sorted({round(row * (steps - 1) / (_LOSS_ROWS - 1)) for row in range(_LOSS_ROWS)}):
         cells = [f"{run.losses[step]:.4f}" if step < len(run.losses) else "–" for run in (reference, healthy, broken)]
         drift = f"{broken.losses[step] - reference.losses[step]:+.4f}" if step < len(broken.losses) else "–"
         table.add_row(str(step + 1), *cells, drift)
@@ -117,7 +117,7 @@ def _name_the_op(console: Console, fault: str, device: str) -> None:
             console.print(f"OpAutoCompare: the step failed with {type(error).__name__}.", highlight=False)
             return
     console.print("\nTwo steps with op_tools.OpAutoCompare, which knows nothing of the fault:", highlight=False)
-    for found in compare.summary.ranked()[:_FOUND]:
+    for found in compare.summary.ranked()[:_MAX_PLACES_NAMED]:
         place = found.where.replace(str(Path(ditorch.__file__).parent.parent), "…")
         for text in (
             f"{found.name} {found.what}, {found.calls} calls",

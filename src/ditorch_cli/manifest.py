@@ -18,7 +18,7 @@ from typing import Any
 
 FILE = "manifest.json"
 SCHEMA = "ditorch.run/1"
-_SECONDS = 10  # for a command that tells something
+_MAX_COMMAND_SECONDS = 10  # for a command that tells something
 _TOLD = re.compile(
     r"(OP|DITORCH|CUDA|CUBLAS|CUDNN|NVIDIA|TORCH|PYTORCH|TORCHELASTIC|NCCL|GLOO|HCCL|ASCEND|MUSA|MLU|XPU|SYCL|HABANA|"
     r"PYTHON|OMP|MKL|SLURM)_?.*|.*AUTOCOMPARE_ERROR_TOLERANCE.*|.*_OP_DTYPE_CAST_DICT|"
@@ -105,7 +105,7 @@ def _said(command: list[str]) -> str | None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_SECONDS,
+            timeout=_MAX_COMMAND_SECONDS,
             check=False,
             stdin=subprocess.DEVNULL,
         )

@@ -21,8 +21,8 @@ SCHEMA = "ditorch.bisect/1"
 FOUND, PASSES, UNEXPLAINED, UNCLEAR = "found", "passes", "unexplained", "unclear"
 _EXIT_CODES = {PASSES: 0, FOUND: 1, UNEXPLAINED: 2, UNCLEAR: 2}
 _TO_FLOAT32 = "torch.float16->torch.float32,torch.bfloat16->torch.float32"
-_ALIKE = 1e-6  # losses that differ by no more are the same, whatever the device
-_SMALL = 1e-3  # a distance of losses that rounding may make, too
+_MAX_EQUAL = 1e-6  # losses that differ by no more are the same, whatever the device
+_MAX_ROUNDING_DISTANCE = 1e-3  # a distance of losses that rounding may make, too
 Told = Callable[[str], None]
 Runner = Callable[[Sequence[str], Path, "dict[str, str]", Check, "float | None"], Ended]
 
@@ -88,7 +88,7 @@ class Bisection:
 
     def _search(self, result: Bisected) -> None:
         plain = self._trial([], "as it is")
-        if plain.passes or (plain.distance is not None and plain.passes is None and plain.distance <= _ALIKE):
+        if plain.passes or (plain.distance is not None and plain.passes is None and plain.distance <= _MAX_EQUAL):
             result.verdict, result.reason = PASSES, plain.reason
             return
         for expression, title in self._everything():
@@ -132,7 +132,7 @@ class Bisection:
             result.reason = f"with every op {self._way.words}: {whole.reason}; as it is, {far:.2g}"
             return False
         self._told(f"losses may be {check.tolerance:.2g} away: {near:.2g} with every op so, {far:.2g} as it is")
-        if far < _SMALL:
+        if far < _MAX_ROUNDING_DISTANCE:
             self._told("that is little: rounding of a healthy device may do so, too (--tolerance sets what counts)")
         return True
 

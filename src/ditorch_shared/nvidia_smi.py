@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ditorch_shared.monitoring import DeviceUsage
 
-_SECONDS = 10  # for the command
+_MAX_SECONDS = 10  # for the command
 _MIB = 2**20
 
 
@@ -61,7 +61,7 @@ def _bytes(mebibytes: str) -> int | None:
 def _asked(*options: str) -> list[tuple[str, ...]]:
     try:
         query = ["nvidia-smi", *options, "--format=csv,noheader,nounits"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_MAX_SECONDS, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [tuple(cell.strip() for cell in line.split(",")) for line in done.stdout.splitlines()]

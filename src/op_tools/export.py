@@ -23,7 +23,7 @@ COLUMNS = (
     "run", "step", "rank", "order", "module", "op", "occurrence", "part", "place", "shape", "dtype", *STATISTICS,
     "device", "requires_grad", "source", "forward_id", "host", "pid", "note", "data", "offset",
 )  # fmt: skip
-_AT_ONCE = 20_000  # rows
+_ROWS_AT_ONCE = 20_000  # rows
 Row = dict[str, Any]
 
 
@@ -163,7 +163,7 @@ def _write_parquet(table: Iterable[Row], path: Path) -> int:
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for row in table:
             waiting.append(row)
-            if len(waiting) >= _AT_ONCE:
+            if len(waiting) >= _ROWS_AT_ONCE:
                 writer.write_table(pyarrow.Table.from_pylist(waiting, schema))
                 count += len(waiting)
                 waiting.clear()

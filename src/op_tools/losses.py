@@ -25,7 +25,7 @@ from op_tools.output import messages, process
 from op_tools.output.results import Results, finite
 
 FOLDER = "losses"
-_SECONDS_BETWEEN = 0.5
+_SECONDS_BETWEEN_WRITES = 0.5
 
 
 class LossLog:
@@ -65,7 +65,7 @@ class LossLog:
         try:
             for loss in backward_passes.losses_of(tensors):
                 self._waiting.append((STEPS.current, loss))
-            if time.monotonic() - self._written >= _SECONDS_BETWEEN:
+            if time.monotonic() - self._written >= _SECONDS_BETWEEN_WRITES:
                 self._write()
         except Exception as error:  # noqa: BLE001  whatever it is, training goes on
             self._waiting.clear()

@@ -19,7 +19,7 @@ from op_tools.core.steps import STEPS
 from op_tools.output.results import Results
 
 _SEED = 99
-_TF32 = 2.0**-10
+_TF32_EPS = 2.0**-10
 
 
 class Perturbation:
@@ -71,5 +71,5 @@ class Perturbation:
 
     def _unit(self, dtype: torch.dtype) -> float:
         if self._size == "tf32":
-            return _TF32
+            return _TF32_EPS
         return torch.finfo(dtype if self._size == "own" else getattr(torch, self._size)).eps

@@ -23,7 +23,7 @@ from op_tools.core.gradients import Gradients
 from op_tools.core.modes import with_modes_aside
 from op_tools.values.tensors import tensors_in
 
-_ALMOST_NEVER = 1e-30
+_RATE_ALMOST_NEVER = 1e-30
 
 
 class SecondRun:
@@ -49,7 +49,7 @@ class SecondRun:
         call, device = self.call, next(tensor.device for tensor in self._leaves if not tensor.is_cpu)
         module = torch.get_device_module(device) if hasattr(torch, "get_device_module") else None
         keeps_numbers = random_ops.is_attention(call.name) and hasattr(module, "get_rng_state")
-        rate = _ALMOST_NEVER if keeps_numbers else 0.0
+        rate = _RATE_ALMOST_NEVER if keeps_numbers else 0.0
         args, kwargs = random_ops.with_rate(call.name, call.args, call.kwargs, rate)
         with (
             shield.shielded(None, graph),

@@ -15,7 +15,7 @@ from torch import Tensor
 from op_tools.capture.descriptions import description
 from op_tools.capture.notes import noter
 from op_tools.capture.outside import Given, Outside
-from op_tools.capture.pieces import Piece, Pieces
+from op_tools.capture.pieces import Pieces, TensorPiece
 from op_tools.capture.repeats import Repeats
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
@@ -30,9 +30,9 @@ from op_tools.settings import Cut
 from op_tools.storage import files
 from op_tools.storage.pack import Pack
 
-_LARGEST_FILE = 256 * 2**20
-_MOST_SITES = 100_000  # places in the program; shapes that change at every step would fill the memory
-_MOST_UNSETTLED = 50_000  # records, so many at most that a reader must remember
+_MAX_FILE_BYTES = 256 * 2**20
+_MAX_SITES = 100_000  # places in the program; shapes that change at every step would fill the memory
+_MAX_UNSETTLED_RECORDS = 50_000  # records, so many at most that a reader must remember
 _MAX_SECONDS_UNWRITTEN = 0.25  # seconds that a step's records wait to be written
 _NOTHING: dict[str, Any] = {}
 running_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)  # -1: there is none
@@ -43,7 +43,7 @@ class _Site:
 
     __slots__ = ("fused", "left_out", "number", "pieces", "staged")
 
-    def __init__(self, number: int, tensors: list[Tensor], known: Collection[int], pieces: list[Piece]) -> None:
+    def __init__(self, number: int, tensors: list[Tensor], known: Collection[int], pieces: list[TensorPiece]) -> None:
         self.number = number  # of the description in the file
         self.pieces = pieces  # of the tensors, digested like tensors behind them
         tensors = self.with_pieces(tensors)
@@ -153,9 +153,9 @@ class Statistics:
         with self._lock:
             torch._C._set_grad_enabled(False)  # as torch.no_grad does, at a third of the price
             try:
-                if self._is_full or len(self._sites) >= _MOST_SITES:
+                if self._is_full or len(self._sites) >= _MAX_SITES:
                     self._begin_next_file()
-                if self._unsettled >= _MOST_UNSETTLED:
+                if self._unsettled >= _MAX_UNSETTLED_RECORDS:
                     self._flush()
                 self._unsettled += len(tensors)
                 found = self._repeats.find(call, tensors)
@@ -216,7 +216,7 @@ class Statistics:
                 reason = str(error).partition("\n")[0]
                 messages.complain_once("digests", text=f"OpCapture lost some statistics: {reason}; training goes on")
 
-        if self._repeated or self._unsettled >= _MOST_UNSETTLED:
+        if self._repeated or self._unsettled >= _MAX_UNSETTLED_RECORDS:
             self._writer.add(partial(self._write_repeated, self._repeated))
             self._repeated = []
             self._unsettled = 0
@@ -279,7 +279,7 @@ class Statistics:
         pack = self._file()
         places = torch.tensor(numbers, dtype=torch.int64, device="cpu")[:, None]
         pack.add(torch.cat([labels, places, digests], 1))
-        self._is_full = self._is_full or pack.length >= _LARGEST_FILE
+        self._is_full = self._is_full or pack.length >= _MAX_FILE_BYTES
 
 
 def _spread(labels: list[_Label], times: list[int]) -> Tensor:

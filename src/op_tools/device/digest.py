@@ -28,7 +28,7 @@ from op_tools.device.sketch import NUMBERS, PERIOD, PROFILES, SKETCH, matrix, tu
 
 COLUMNS = ("min", "max", "mean", "std", "norm", *(f"sketch{number}" for number in range(SKETCH)))
 LINE = 4 + len(COLUMNS)  # numbers of a digest: elements, NaN, infinities, checksum; then COLUMNS
-_MAX_AT_ONCE = 2**22  # elements, where rows are short: what is computed for each row takes memory, too
+_MAX_ELEMENTS_AT_ONCE = 2**22  # elements, where rows are short: what is computed for each row takes memory, too
 
 # ---- weights -------------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ def _sketched(values: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     of_columns = _of_columns(columns, values.dtype, values.device)
     of_rows = _of_rows(shape[:-1], values.dtype, values.device)
     total, sketch = values.new_zeros(count), values.new_zeros(count, SKETCH)
-    step = max(1, _MAX_AT_ONCE // max(count * columns, 1))
+    step = max(1, _MAX_ELEMENTS_AT_ONCE // max(count * columns, 1))
     for start in range(0, rows, step):
         part, row_weights = values[:, start : start + step], of_rows[start : start + step]
         projected = part @ of_columns  # of each row

@@ -24,7 +24,7 @@ from op_tools.device.tensor_groups import KINDS, TensorGroup, grouped, plain
 from op_tools.output.writer import Writer
 
 _MAX_LINES = 4096  # that gather on the device
-_MAX_SECONDS = 0.25  # until they are fetched, so that little is lost when the program dies
+_MAX_SECONDS_UNFETCHED = 0.25  # until they are fetched, so that little is lost when the program dies
 
 
 class _Kernel(Protocol):
@@ -47,7 +47,7 @@ class _Lines(Batch):
             self.lines = torch.empty(_MAX_LINES, digest.LINE, dtype=torch.int64, device=device)
         self.used = 0
         self.labels: list[tuple[Label, list[int]]] = []
-        self.due = time.monotonic() + _MAX_SECONDS
+        self.due = time.monotonic() + _MAX_SECONDS_UNFETCHED
 
     def look(self) -> list[Tensor]:
         return [self.lines[: self.used]]

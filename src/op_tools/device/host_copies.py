@@ -17,8 +17,8 @@ from op_tools.values import trees
 
 # A view with gaps is copied with what lies between, so that its strides stay what they are, up to so many times its
 # own size; a column of a huge matrix is not worth the matrix.
-_LARGEST_GAPS = 4
-_SMALL = 2**20  # bytes for which gaps do not matter
+_MAX_SPAN_TO_USED = 4
+_MIN_BYTES_FOR_GAPS = 2**20  # with fewer, gaps do not matter
 
 
 def host_copy(value: Any) -> Any:
@@ -163,7 +163,9 @@ def _of_group(group: list[_TensorRange], end: int) -> Iterator[MemoryRange]:
     first = group[0].tensor
     size = first.element_size()
     length = (end - group[0].start) // size
-    if length * size > _SMALL and length > _LARGEST_GAPS * sum(range.tensor.numel() for range in group):
+    if length * size > _MIN_BYTES_FOR_GAPS and length > _MAX_SPAN_TO_USED * sum(
+        range.tensor.numel() for range in group
+    ):
         for range in group:
             dense = range.tensor.contiguous()
             yield MemoryRange(dense, dense.numel(), [(range.index, 0, dense.stride())])

@@ -22,7 +22,7 @@ from op_tools.values.tensors import with_memory
 
 COLUMNS = ("sum", "square", "largest", "nonzero", "nonfinite")
 _BYTES = 8 * (len(COLUMNS) + 1)  # Moments in moments.cu
-_SMALL = 65_536  # elements; a copy of as many costs less than launching kernels for them alone
+_MAX_STACKED_ELEMENTS = 65_536  # elements; a copy of as many costs less than launching kernels for them alone
 _FLOATS = {torch.int16: (torch.float16, torch.bfloat16), torch.int32: (torch.float32,), torch.int64: (torch.float64,)}
 _WHOLE = {float_dtype: whole for whole, floats in _FLOATS.items() for float_dtype in floats}  # of the same size
 
@@ -67,7 +67,7 @@ def _by_torch(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:
     order: list[int] = []
     found = []
     for number, tensor in enumerate(tensors):
-        if tensor.numel() <= _SMALL:
+        if tensor.numel() <= _MAX_STACKED_ELEMENTS:
             groups.setdefault((tensor.numel(), tensor.dtype), []).append(number)
         else:
             found.append(_rows(tensor.reshape(1, -1)))

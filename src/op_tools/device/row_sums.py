@@ -18,7 +18,7 @@ _THREADS = 256
 _ROWS = 4
 _MAX_WEIGHTS = 4
 _TABLE = struct.Struct("<24Q")
-_ENOUGH_BLOCKS = 528  # for a large device; columns go to several where there are fewer
+_BLOCKS_OF_LARGE_DEVICE = 528  # for a large device; columns go to several where there are fewer
 _MIN_COLUMNS = 1024  # of a block; 128 where the threads share the columns of many rows
 
 Sums = tuple[Tensor, Tensor]  # (…, rows, weights) and (…, rows), in float64
@@ -61,7 +61,7 @@ def _launched(tensor: Tensor, matrices: _Matrices, weights: Tensor, of_squares: 
     row_blocks = -(-rows // (32 * _ROWS if together else _ROWS))
     blocks = outer * inner * row_blocks
     most = max(1, columns // (_MIN_COLUMNS // 8 if together else _MIN_COLUMNS))
-    parts = min(most, -(-_ENOUGH_BLOCKS // blocks))
+    parts = min(most, -(-_BLOCKS_OF_LARGE_DEVICE // blocks))
     all_rows = outer * inner * rows
     found = torch.empty((parts, count + 1, all_rows), dtype=torch.float64, device=tensor.device)
     weight_strides = (0, 0, 0, 0, *weights.stride())[-4:]

@@ -24,7 +24,7 @@ from op_tools.output.writer import Writer
 
 MIN_BUFFER_BYTES = 8 * 2**20  # which a processor's cache holds
 _MAX_GROWTH = 16  # of a buffer on a device that works while the host goes on: it is best given much at once
-_FAST = 50e9  # bytes a second: where the host sees that many digested, it did not wait for it
+_BYTES_PER_SECOND_WITHOUT_WAIT = 50e9  # bytes a second: where the host sees that many digested, it did not wait for it
 _BUFFERS = 2  # one is filled while the other one is read
 _MAX_LABELS = 4096  # in a buffer
 _SECONDS_BETWEEN_LOOKS = 0.05  # for a free buffer
@@ -207,7 +207,7 @@ class Stage:
     def _launch(self, buffer: _Buffer) -> None:
         began = time.perf_counter()
         buffer.launch()
-        if buffer.used * self._dtype.itemsize > _FAST * (time.perf_counter() - began):
+        if buffer.used * self._dtype.itemsize > _BYTES_PER_SECOND_WITHOUT_WAIT * (time.perf_counter() - began):
             self._length = min(2 * self._length, self._max_length)
         self._writer.add(partial(self._read, buffer))
 

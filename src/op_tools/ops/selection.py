@@ -14,7 +14,7 @@ from op_tools.output import messages
 
 Ops = Union[str, Callable[..., Any], Iterable[Union[str, Callable[..., Any]]]]
 
-MAX_OTHERS = 10_000
+MAX_NAMES_KNOWN = 10_000
 
 
 class Selection:
@@ -89,7 +89,7 @@ class _Names:
     def __contains__(self, name: str) -> bool:
         matching = [entry for entry, pattern in self._patterns.items() if entry == name or pattern.fullmatch(name)]
         self._matched.update(matching)
-        if not matching and len(self.others) < MAX_OTHERS:
+        if not matching and len(self.others) < MAX_NAMES_KNOWN:
             self.others.add(name)
         return bool(matching)
 

@@ -25,7 +25,7 @@ from op_tools.overflow.intent import written_down
 from op_tools.overflow.known import MAX_TENSORS, KnownList, KnownLists, KnownTensors
 from op_tools.overflow.spread import Spread
 from op_tools.values import trees
-from op_tools.values.tensors import FEW, size_of, state_of, versions_of
+from op_tools.values.tensors import MAX_ASKED_SINGLY, size_of, state_of, versions_of
 
 _MAX_UNREAD_WINDOWS = 64
 
@@ -58,7 +58,7 @@ class Checks:
         """A call that has run, and what it made."""
         window, size = None, 0  # of what it made: its inputs were made by calls before it, or others hold them
         state = state_of(made)
-        if state is None and len(made) > FEW and all_can_be_checked(made):
+        if state is None and len(made) > MAX_ASKED_SINGLY and all_can_be_checked(made):
             state = versions_of(made), sum(map(size_of, made)), made[0].dtype
         if state is not None and state[2] in CHECKED:
             window = self._window_for(made[0].device, backward)
@@ -96,7 +96,7 @@ class Checks:
         """
         state = state_of(targets)
         versions = versions_of(targets) if state is None else state[0]
-        together = self._written_lists.get(targets, versions) if len(targets) > FEW else None
+        together = self._written_lists.get(targets, versions) if len(targets) > MAX_ASKED_SINGLY else None
         if together is not None:
             if self._patient or together.can_be_reached():
                 self.flush()
@@ -141,7 +141,7 @@ class Checks:
         self._windows.read(wait)
 
     def _has_changed(self, checked: CheckedCall, versions: list[int | None], window: Window) -> None:
-        if len(versions) > FEW and not checked.is_silent:
+        if len(versions) > MAX_ASKED_SINGLY and not checked.is_silent:
             self._written_lists.put(checked.changed, versions, window, checked.together)
             return
         for tensor, version in zip(checked.changed, versions):

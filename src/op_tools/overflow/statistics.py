@@ -11,7 +11,7 @@ from torch import Tensor
 
 from op_tools.device.host_copies import host_copy
 
-_AT_ONCE = 2**22  # elements that are widened to float64 at a time
+_ELEMENTS_AT_ONCE = 2**22  # elements that are widened to float64 at a time
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def statistics(tensor: Tensor) -> TensorStatistics:
 
 
 def _finite_parts(flat: Tensor) -> Iterator[Tensor]:
-    for part in flat.split(_AT_ONCE):
+    for part in flat.split(_ELEMENTS_AT_ONCE):
         numbers = part.double()
         numbers = numbers[torch.isfinite(numbers)]
         if len(numbers):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"op_tools statistics 3\n"
 _LAYOUTS = {MAGIC: 3, b"op_tools statistics 2\n": 2, b"op_tools statistics 1\n": 1}
-_LONGEST_HEAD = 100_000
+_MAX_HEAD_BYTES = 100_000
 BLOCK = struct.Struct("<cLL")  # kind, length, checksum
 DESCRIPTION, TABLE, REPEATED = b"D", b"T", b"R"
 # in place of an op: the model's parameters and buffers at the first step; what each step's first forward was given
@@ -31,7 +31,7 @@ PIECE = "piece"  # a part of one of the tensors described before it, for those w
 # of a line: whole numbers, numbers, the sketch and its type
 _LINES = {3: (9, 5, SKETCH, "<f4"), 2: (9, 5, 4, "<f8"), 1: (8, 5, 4, "<f8")}
 _REPEATED = {3: 8, 2: 8, 1: 7}
-_ORDER = 3  # where layout 1 has no number
+_COLUMN_OF_ORDER = 3  # where layout 1 has no number
 
 
 def head(path: Path) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def head(path: Path) -> dict[str, Any]:
         check_regular(path)
         with open(path, "rb") as file:
             _layout(path, file.readline(len(MAGIC)))
-            found = json.loads(file.readline(_LONGEST_HEAD))
+            found = json.loads(file.readline(_MAX_HEAD_BYTES))
     except (OSError, ValueError) as error:
         if isinstance(error, CaptureError):
             raise
@@ -79,7 +79,7 @@ def is_cut_off(path: Path) -> bool:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.readline(len(MAGIC))
-        file.readline(_LONGEST_HEAD)
+        file.readline(_MAX_HEAD_BYTES)
         while header := file.read(BLOCK.size):
             if len(header) < BLOCK.size or BLOCK.unpack(header)[1] > size - file.tell():
                 return True
@@ -151,4 +151,4 @@ def repeated(content: bytes, layout: int) -> NDArray[Any]:
 def _with_order(table: NDArray[Any], layout: int) -> NDArray[Any]:
     import numpy
 
-    return numpy.insert(table, _ORDER, 0, axis=1) if layout == 1 else table
+    return numpy.insert(table, _COLUMN_OF_ORDER, 0, axis=1) if layout == 1 else table

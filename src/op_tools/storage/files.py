@@ -13,7 +13,7 @@ from typing import Union
 
 Buffer = Union[bytes, memoryview]
 _MAX_BUFFERS = 512  # that the system takes in one call
-_BLOCK = 2**20
+_BLOCK_BYTES = 2**20
 
 
 def put(path: str, buffers: Sequence[Buffer]) -> None:
@@ -113,8 +113,8 @@ def _holds(path: str, places: list[int], contents: Sequence[Buffer]) -> bool:
     """Whether the file really has these bytes: a checksum alone may be that of others."""
     with open(path, "rb", buffering=0) as file:
         for place, content in zip(places, contents):
-            for start in range(0, len(content), _BLOCK):
-                block = bytes(content[start : start + _BLOCK])
+            for start in range(0, len(content), _BLOCK_BYTES):
+                block = bytes(content[start : start + _BLOCK_BYTES])
                 if os.pread(file.fileno(), len(block), place + start) != block:
                     return False
     return True

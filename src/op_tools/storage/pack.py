@@ -33,7 +33,7 @@ from op_tools.storage.files import write_all
 # description, forward_id, step, order, number of the tensor in the description; elements, NaN, infinities, checksum;
 # min, max, mean, std, norm; then the sketch, relative to the norm
 _LINE = struct.Struct(f"<9q5d{SKETCH}f")
-_EXACT = 14  # numbers of it of eight bytes each
+_EXACT_NUMBERS = 14  # numbers of it of eight bytes each
 # the first five again, and of an earlier line since the last such block: description, forward_id, number
 _REPEATED_LINE = struct.Struct("<8q")
 # layout 2 had another sketch, of four numbers; layout 1 had no order, either
@@ -175,10 +175,10 @@ def read(path: str | os.PathLike[str]) -> Iterator[TensorRecord]:
 
 def _packed(lines: Tensor) -> Tensor:
     """With the sketch in single precision: relative to the norm, more of it would say no more."""
-    norm = lines[:, _EXACT - 1].view(torch.float64)
+    norm = lines[:, _EXACT_NUMBERS - 1].view(torch.float64)
     scale = norm.where((norm > 0) & norm.isfinite(), 1.0)[:, None]
-    sketch = (lines[:, _EXACT:].view(torch.float64) / scale).float().contiguous().view(torch.int64)
-    return torch.cat([lines[:, :_EXACT], sketch], 1)
+    sketch = (lines[:, _EXACT_NUMBERS:].view(torch.float64) / scale).float().contiguous().view(torch.int64)
+    return torch.cat([lines[:, :_EXACT_NUMBERS], sketch], 1)
 
 
 def lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
@@ -188,8 +188,8 @@ def lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:
         return
     for line in _LINES[layout].iter_unpack(content):
         whole = (*line[:3], 0, *line[3:]) if layout == 1 else line
-        scale = _scale(whole[_EXACT - 1])
-        yield (*whole[:_EXACT], *(number / scale for number in whole[_EXACT:]))
+        scale = _scale(whole[_EXACT_NUMBERS - 1])
+        yield (*whole[:_EXACT_NUMBERS], *(number / scale for number in whole[_EXACT_NUMBERS:]))
 
 
 def repeated_lines(content: bytes, layout: int) -> Iterator[tuple[Any, ...]]:

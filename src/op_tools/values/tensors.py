@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from op_tools.values import trees
 
 TENSORS = frozenset((Tensor, Parameter))
-FEW = 3  # tensors, for which it is quicker to ask them one by one
+MAX_ASKED_SINGLY = 3  # tensors, for which it is quicker to ask them one by one
 
 # for `map`
 dtype_of: Callable[[Tensor], torch.dtype] = attrgetter("dtype")

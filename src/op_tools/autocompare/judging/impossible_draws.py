@@ -12,14 +12,14 @@ from op_tools.autocompare.observed import ObservedCall
 from op_tools.ops.distributions import argument
 
 # of a count above its deviations: rare events come in ones, and their deviation says little
-_RARE = 7.0
-_COARSE = 32.0  # units in the last place by which probabilities may be off that are computed in their own dtype
+_RARE_DRAWS = 7.0
+_COARSE_UNITS = 32.0  # units in the last place by which probabilities may be off that are computed in their own dtype
 
 
 def _are_far(counts: Tensor, expected: Tensor, variance: Tensor, dtype: torch.dtype = torch.float64) -> bool:
     """Whether counts are farther from what is expected than chance brings them. `dtype`: of the probabilities."""
-    coarse = _COARSE * torch.finfo(dtype).eps * expected
-    return bool(((counts - expected).abs() > RANDOM_SIGMAS * variance.sqrt() + _RARE + coarse).any())
+    coarse = _COARSE_UNITS * torch.finfo(dtype).eps * expected
+    return bool(((counts - expected).abs() > RANDOM_SIGMAS * variance.sqrt() + _RARE_DRAWS + coarse).any())
 
 
 def _multinomial(call: ObservedCall, drawn: Tensor) -> str:
@@ -94,7 +94,7 @@ def _gamma(call: ObservedCall, drawn: Tensor) -> str:
 
 def _dirichlet(call: ObservedCall, drawn: Tensor) -> str:
     shapes, shares = (one.double().reshape(-1, drawn.shape[-1]) for one in (call.given.tensors[0].detach(), drawn))
-    coarse = _COARSE * torch.finfo(drawn.dtype).eps
+    coarse = _COARSE_UNITS * torch.finfo(drawn.dtype).eps
     if not bool(((shares >= 0) & (shares <= 1 + coarse)).all()):
         return "shares are drawn that are not between 0 and 1"
     if bool(((shares.sum(-1) - 1).abs() > coarse).any()):

@@ -18,7 +18,7 @@ from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
 from op_tools.values import trees
 
-_SMALL = 256  # up to here, quotients of whole numbers stay on their side of the next one in every dtype
+_MAX_EXACT_QUOTIENT = 256  # up to here, quotients of whole numbers stay on their side of the next one in every dtype
 
 
 def withdraw(excuse: Tensor, call: ObservedCall, part: Part) -> None:
@@ -36,9 +36,9 @@ def withdraw(excuse: Tensor, call: ObservedCall, part: Part) -> None:
         if tensors and all(_is_broadcast(one, excuse) for one in tensors):
             whole = torch.ones_like(excuse, dtype=torch.bool)
             for one in tensors:
-                whole &= ((one == one.round()) & (one.abs() < _SMALL)).to(excuse.device)
+                whole &= ((one == one.round()) & (one.abs() < _MAX_EXACT_QUOTIENT)).to(excuse.device)
             others = [one for one in call.given.leaves if isinstance(one, float)]
-            if all(one == round(one) and abs(one) < _SMALL for one in others):
+            if all(one == round(one) and abs(one) < _MAX_EXACT_QUOTIENT for one in others):
                 excuse.masked_fill_(whole, 0)
 
 

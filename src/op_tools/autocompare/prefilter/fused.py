@@ -25,7 +25,7 @@ from op_tools.values.tensors import with_memory
 
 SLOTS = 128  # programs for each pair
 SLOTS_OF_LARGE = 1024  # which takes about half of the time for large ones, and five times as long for small ones
-_LARGE = 2**21  # elements of a pair, on average
+_MIN_ELEMENTS_OF_LARGE = 2**21  # elements of a pair, on average
 _FIELDS = error_statistics.Found._fields
 # what the kernel finds, in its order; the rest of Found is zero without a run on the CPU
 SUMS = (
@@ -69,7 +69,7 @@ def _launched(kernels: Any, looks: Sequence[Look], slots: int = 0) -> Tensor:
     numbers = [_numbers(one.precision or _EXACT, one.tolerance.rtol) for one in looks]
     table, given = _in_one_copy(addresses, b"".join(numbers), device)
     if not slots:
-        slots = SLOTS_OF_LARGE if sum(one.elements for one in looks) >= _LARGE * count else SLOTS
+        slots = SLOTS_OF_LARGE if sum(one.elements for one in looks) >= _MIN_ELEMENTS_OF_LARGE * count else SLOTS
     sizes = torch.empty((count, 2, slots), dtype=torch.float64, device=device)
     found = torch.empty((count, slots, 16), dtype=torch.float64, device=device)
     kernels.run(table, given, sizes, found, count, looks[0].got.dtype, looks[0].expected.dtype)
