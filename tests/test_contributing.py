@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def test_the_five_questions_have_one_file_each():
     answers = re.findall(r"^\| \w.* \| `([^`]+)`", section, re.MULTILINE)
     assert len(answers) == len(set(answers)) == 5
     assert [answer for answer in answers if not (ROOT / "src" / "op_tools" / answer).is_file()] == []
+
+
+def test_a_room_that_lists_its_files_lists_all_of_them():
+    wrong = []
+    for room in (ROOT / "src" / "op_tools").rglob("__init__.py"):
+        listed = set(re.findall(r"\b\w+\.py\b", ast.get_docstring(ast.parse(room.read_text(encoding="utf-8"))) or ""))
+        files = {path.name for path in room.parent.glob("*.py")} - {"__init__.py"}
+        if len(listed) > 2 and listed != files:
+            wrong.append(f"{room.relative_to(ROOT)}: {sorted(listed ^ files)}")
+    assert wrong == []
 
 
 def test_how_it_works_names_files_that_are_there():

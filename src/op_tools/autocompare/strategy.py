@@ -18,12 +18,12 @@ from torch import Tensor
 
 from op_tools.autocompare import foreach_lists, views
 from op_tools.autocompare.arguments import Arguments
+from op_tools.autocompare.checkpointed import CheckpointedCall
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.identities.proof import Provable
 from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.observed import ObservedCall, hollow_like
 from op_tools.autocompare.prefilter.deferred import DeferredComparisons, free_memory
-from op_tools.autocompare.recomputed import CheckpointedCall
 from op_tools.autocompare.reference import tf32
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.report import Outcome

@@ -18,6 +18,7 @@ from torch import Tensor
 from op_tools import settings
 from op_tools.autocompare import report
 from op_tools.autocompare.by_identities import ByIdentities
+from op_tools.autocompare.checkpointed import CheckpointedCall, CheckpointedCalls
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.in_workers import InWorkers
 from op_tools.autocompare.judging import random_ops
@@ -26,7 +27,6 @@ from op_tools.autocompare.judging.limits import DEVICE_ALONE_SLACK, Tolerances
 from op_tools.autocompare.on_device import OnDevice
 from op_tools.autocompare.on_host import OnHost
 from op_tools.autocompare.prefilter import first_look
-from op_tools.autocompare.recomputed import CheckpointedCall, CheckpointedCalls
 from op_tools.autocompare.reference import runs, shield
 from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy, wants_gradients
 from op_tools.autocompare.turns import Turns, UntilCovered

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.arguments import Arguments
+from op_tools.autocompare.checkpointed import CheckpointedCall
 from op_tools.autocompare.judging import random_ops
-from op_tools.autocompare.recomputed import CheckpointedCall
 from op_tools.autocompare.reference import shield
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients

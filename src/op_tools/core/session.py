@@ -16,11 +16,11 @@ from op_tools import native
 from op_tools.core import (
     autograd_functions,
     dynamo,
+    exemptions,
     gradients,
     graphs,
     inductor,
     interruption,
-    quiet,
     termination,
     where,
 )
@@ -103,7 +103,7 @@ class Session:
             self._is_fleeting = _graph_task() >= 0
             _put_under_the_stack(self._mode)
             autograd_functions.watch(self, Mode)
-            quiet.begin(self, Mode)
+            exemptions.begin(self, Mode)
             graphs.watch(self)
             inductor.watch(self)
         elif not awake and self._mode is not None:
@@ -115,7 +115,7 @@ class Session:
     def _leave(self) -> None:
         self._mode = None
         autograd_functions.leave(self)
-        quiet.end(self)
+        exemptions.end(self)
         graphs.leave(self)
         inductor.leave(self)
 

@@ -13,7 +13,7 @@ _lock = threading.Lock()
 
 
 def begin(session: object, mode_class: type) -> None:
-    """Makes them quiet for modes of this class, as long as a session wants it."""
+    """They do not meet modes of this class, as long as a session wants it."""
     with _lock:
         _watching.add(id(session))
         if _originals:
