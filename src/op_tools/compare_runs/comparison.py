@@ -161,6 +161,7 @@ def _merge(findings: Findings, found: Findings) -> None:
     first, other = findings.first_divergence, found.first_divergence
     if other is not None and (first is None or _rank_of(other) < _rank_of(first)):
         findings.first_divergence, findings.chain = other, found.chain
+        findings.only_in_b = found.only_in_b
     findings.guilty = sorted([*findings.guilty, *found.guilty], key=lambda place: place.step)[:MAX_GUILTY]
     findings.worst = sorted([*findings.worst, *found.worst], key=lambda place: -place.distance)[:MAX_WORST]
     findings.suspects = _suspects([*findings.suspects, *found.suspects])

@@ -35,15 +35,16 @@ class Place:
     reason: str = ""  # where data has settled it: what is wrong with the result
     capture: str = ""  # … and the folder with the data
     side: str = "b"  # … and which run's result is wrong
+    origin: str = ""  # of what is carried, where nothing differs before the first op: what it came from
 
     @classmethod
-    def of(cls, event: Event, rank: int, kind: str) -> Place:
+    def of(cls, event: Event, rank: int, kind: str, origin: str = "") -> Place:
         a, kept = event.a, event.result.kind if event.result is not None else None
         return cls(
             a.step, rank, a.site.op, a.site.module, a.site.source, event.phase,
             kept.part if kept else "output", kept.place if kept else "", kind,
             event.distance, event.inputs, event.score / event.limit,
-            list(kept.shape) if kept else [], kept.dtype if kept else "", a.id, event.b.id,
+            list(kept.shape) if kept else [], kept.dtype if kept else "", a.id, event.b.id, origin=origin,
         )  # fmt: skip
 
 
@@ -112,6 +113,7 @@ class Findings:
     outside_steps: list[OutsideStep] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     replicas: int = 1  # of the model on them, where they are compared with one process
+    only_in_b: tuple[int, list[str]] | None = None  # a step and its ops of run B that may be what is carried came from
     is_cut_short: bool = False  # files that cannot be read whole
 
     def step_name(self, step: int, rank: int, in_short: bool = False) -> str:

@@ -13,53 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
-from op_tools.compare_runs.calls import Backward, Call, Distance, KeptSeen, Seen
+from op_tools.compare_runs.calls import MEAN, Backward, Call, Distance, KeptSeen, Seen
 from op_tools.compare_runs.distance import NONE, TF32_UNIT, distance, find_distances
-from op_tools.ops import catalogue
-from op_tools.ops.catalogue import Trait
+from op_tools.compare_runs.natures import cancelled, nature_of, roughness
 
 # set on one half of the models and faults of benchmarks/compare_runs.py, which tells how it does on the other
 LIMIT = 5.0
 _LIST_LIMIT = 2.0  # times as much for ops on lists: an optimizer divides rounding by rounding
 _DECAY = 0.5
-_MANY_ROWS = 16  # whose sum is a gradient: of a bias, a norm's weight; what their differences have in common adds up
-_NO_FUNCTION = Trait.RANDOM | Trait.DROPOUT | Trait.EMPTY | Trait.BRINGS_DATA  # of its arguments
-_CONVOLVED = ("[0]", "input")  # not the weight, nor the bias
-_ROUGH_FACTOR = 2.0  # recurrent layers gather rounding from step to step, Winograd's convolutions inside
-_DIVIDE = {"addcdiv_", "_foreach_addcdiv_"}  # of an optimizer: a gradient that is all rounding, by its size
 # products of later steps: an optimizer makes as large a step of a gradient that is all rounding, so weights differ in
 # directions of which products can make more
 _LATER_STEPS = 2.0
+_SAME_SUM = 1e-3  # of how far they are apart: what is spread at random has a sum as large as that
 _BEND = 0.5  # of the root of the share of elements that fall on the other side of a bend
-_JUMPS = Trait.JUMPS | Trait.ORDER | Trait.CHOICE
-_SUMS = {
-    "add", "sub", "__add__", "__sub__", "__radd__", "__rsub__", "__iadd__", "__isub__", "add_", "sub_", "sum", "mean",
-    "addmm",
-    "_foreach_add_", "_foreach_sub_", "_foreach_lerp_", "_foreach_addcdiv_", "_foreach_add", "_foreach_sub",
-}  # fmt: skip
-
-
-class _Nature:
-    """What is known about an op, asked for at each of its calls."""
-
-    def __init__(self, op: str) -> None:
-        last, traits = op.rpartition(".")[2], catalogue.of(op) or Trait(0)
-        self.is_random = catalogue.has(op, _NO_FUNCTION)
-        self.jumps = catalogue.has(op, _JUMPS)
-        self.bends_always, self.bends_backward = last in _DIVIDE, catalogue.has(op, Trait.BENDS)
-        self.is_convolution = catalogue.has(op, Trait.CONVOLUTION)
-        self.is_rough = self.is_convolution or catalogue.has(op, Trait.STEPS)
-        self.is_sum = last in _SUMS
-        self.is_view = catalogue.has(op, Trait.ALWAYS_VIEW)
-        self.is_product = bool(traits & Trait.ADDS and traits & catalogue.ON_MATRIX_UNITS)
-        # what tf32 may narrow; cuDNN's recurrent nets, too
-        self.in_tf32 = {"matmul"} if traits & Trait.MATRIX else set()
-        self.in_tf32 |= {"convolution"} if traits & (Trait.CONVOLUTION | Trait.STEPS) else set()
-
-
-_nature = lru_cache(10_000)(_Nature)
 
 
 @dataclass
@@ -75,7 +42,7 @@ class Event:
     inputs: float  # the largest distance of what went in
     score: float  # how many times further apart than it may be; above the limit the call is guilty
     limit: float
-    is_source: bool = False  # nothing went in: data, random numbers, new tensors
+    is_source: bool = False  # nothing went in that both runs have: data, random numbers, new tensors
 
     @property
     def is_guilty(self) -> bool:
@@ -101,6 +68,11 @@ class Judge:
         self._views: dict[int, float] = {}  # by the same: the largest distance that views of it tell
         self._steps = 0
 
+    @property
+    def has_tf32(self) -> bool:
+        """Whether something may have been computed in it."""
+        return bool(self._tf32)
+
     def begin_step(self, calls: Iterable[tuple[Call, Call]] = ()) -> None:
         """Views have the numbers of what they are views of, in another order: each is another look at the same."""
         self._levels.clear()
@@ -115,7 +87,7 @@ class Judge:
 
                 data.find_distances(pairs)
         for a, b in calls:
-            if _nature(a.site.op).is_view:
+            if nature_of(a.site.op).is_view:
                 self._look_through(a.inputs, a.outputs, b.inputs, b.outputs)
                 for one, other in zip(a.backwards, b.backwards):
                     self._look_through(one.outputs, one.inputs, other.outputs, other.inputs)
@@ -180,25 +152,31 @@ class Judge:
         moved: Moved | None,
     ) -> Event:
         limit = self._limit * (_LIST_LIMIT if a.site.is_list else 1)
-        event = Event(a, b, phase, order, None, 0.0, 0.0, 0.0, limit, is_source=not inputs[0])
+        is_source = inputs[0].keys().isdisjoint(inputs[1])
+        event = Event(a, b, phase, order, None, 0.0, 0.0, 0.0, limit, is_source)
         told_in, told_out = self._distances(*inputs), self._distances(*outputs)
         unit = self._unit(a, b, inputs, outputs)
         event.inputs = max((found.told for found in told_in.values()), default=0.0)
         inputs_same = len(told_in) == len(inputs[0]) and all(found is NONE for found in told_in.values())
-        nature, is_backward = _nature(a.site.op), phase == "backward"
+        nature, is_backward = nature_of(a.site.op), phase == "backward"
         bends = nature.bends_always or (is_backward and nature.bends_backward)
         for name, found in told_out.items():
             seen = outputs[0][name]
             came_in, level = self._came_in(inputs[0], told_in, seen, a.site.is_list)
-            self._remember(seen, max(found.told, _DECAY * level))
-            if found.told == 0 or (nature.is_random and not is_backward):
+            # what was cast from a coarse dtype is known no better than that, however little four numbers tell
+            self._remember(seen, max(found.told, _DECAY * level, unit if unit > seen.kind.unit > 0 else 0.0))
+            if nature.is_no_function and not is_backward:
+                if nature.is_random and found.told > event.distance:  # told, and not judged
+                    event.result, event.distance = seen, found.told
+                continue
+            if found.told == 0:
                 continue
             allowed = max(came_in, level, unit, 1e-300)
             if nature.jumps:  # a small share of the elements falls on the other side
                 allowed = max(allowed, math.sqrt(allowed))
             elif bends:  # the same, where what went in differs: nothing is computed before
                 allowed = max(allowed, _BEND * math.sqrt(max(came_in, level)))
-            allowed *= _cancelled(nature, seen, is_backward, inputs[0], flowing) * _roughness(nature, seen, flowing)
+            allowed *= cancelled(nature, seen, is_backward, inputs[0], flowing) * roughness(nature, seen, flowing)
             if self._steps > 1 and nature.is_product and came_in > unit:
                 allowed *= _LATER_STEPS
             if moved is not None:
@@ -206,6 +184,13 @@ class Judge:
             if not seen.kind.is_float and not inputs_same:
                 allowed = math.inf  # a choice, such as argmax, turns on the last digit
             score = found.told / allowed if allowed < math.inf else 0.0
+            if (
+                score > limit
+                and is_backward
+                and nature.orders
+                and _goes_elsewhere(seen, outputs[1][name], found.told, self._limit * max(came_in, unit))
+            ):
+                score = limit  # data has the last word
             if score > event.score or (score == event.score and found.told > event.distance):
                 event.result, event.distance, event.score = seen, found.told, score
         return event
@@ -242,7 +227,7 @@ class Judge:
                 for seen in one.values():
                     if seen.kind.unit > unit:
                         unit = seen.kind.unit
-        return max(unit, TF32_UNIT) if self._tf32 & _nature(a.site.op).in_tf32 else unit
+        return max(unit, TF32_UNIT) if self._tf32 & nature_of(a.site.op).in_tf32 else unit
 
 
 def _tensors_of(calls: list[tuple[Call, Call]]) -> Iterator[tuple[Seen, Seen]]:
@@ -265,36 +250,11 @@ def _as_moved(moved: Moved, name: str, came_in: float, unit: float) -> float:
     return far * max(1.0, came_in / max(moved.inputs.get(name, 0.0), unit, 1e-300))
 
 
-def _roughness(nature: _Nature, result: Seen, flowing: tuple[Seen, ...]) -> float:
-    """How much more than one rounding a result gathers. `flowing`: the gradients that came in, in backward."""
-    if nature.is_convolution and flowing and result.kind.place not in _CONVOLVED:
-        return _ROUGH_FACTOR * _ROUGH_FACTOR  # rough, and a sum over the batch and all positions
-    if nature.is_rough or any(result.kind.numel * _MANY_ROWS <= one.kind.numel for one in flowing):
-        return _ROUGH_FACTOR
-    return 1.0
+def _goes_elsewhere(a: Seen, b: Seen, told: float, rounding: float) -> bool:
+    """Whether a gradient may have gone to another one among equals, as of zeros in a pooling window after relu.
 
-
-def _added_up(a: Seen, b: Seen, result: Seen) -> float:
-    """How large a product of the two is whose terms do not cancel each other out."""
-    terms = math.sqrt(a.kind.numel * b.kind.numel / result.kind.numel)  # that each element is the sum of
-    return a.norm * b.norm / math.sqrt(max(terms, 1.0))
-
-
-def _cancelled(
-    nature: _Nature, output: Seen, is_backward: bool, inputs: dict[str, Seen], flowing: tuple[Seen, ...]
-) -> float:
-    """How much larger what it was made from is than the result."""
-    norm = 0.0
-    if is_backward:
-        own = output.kind.name.replace("grad_inputs", "input")
-        given = {name: seen for name, seen in inputs.items() if seen.kind.part == "input" and seen.kind.is_float}
-        others = [seen for name, seen in given.items() if name != own]
-        sizes = [seen.norm / math.sqrt(seen.kind.numel) for seen in others]
-        factor = min(1.0, max(sizes, default=1.0))  # a product's own factor
-        norm = max((seen.norm for seen in flowing), default=0.0) * factor
-        if nature.is_product:
-            norm = max([norm, *(_added_up(gradient, seen, output) for gradient in flowing for seen in others)])
-    elif nature.is_sum:
-        norm = max((seen.norm for seen in inputs.values() if seen.kind.is_float), default=0.0)
-    ratio = norm / max(output.norm, 1e-300)
-    return max(ratio, 1.0) if ratio < math.inf else 1.0
+    Then its sum stays what it was, and its norm changes by no more than the share that went elsewhere.
+    """
+    x, y, norm = a.numbers, b.numbers, max(a.norm, b.norm)
+    sums = math.sqrt(a.kind.numel) * abs(x[MEAN] - y[MEAN])
+    return bool(sums <= max(_SAME_SUM * told, rounding) * norm and abs(a.norm - b.norm) <= told * told * norm)

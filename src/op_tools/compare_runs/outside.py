@@ -6,7 +6,7 @@ for what is given later (labels), inputs that no recorded call made are taken fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from op_tools.compare_runs.calls import Call, Seen
 from op_tools.compare_runs.distance import distance, same_bits
@@ -27,8 +27,10 @@ class Outside:
         self._has_model = False
         self._known: set[int] = set()  # keys of what was told of already
 
-    def of_step(self, pairs: Iterable[tuple[Call, Call]], step: int) -> Iterator[Before]:
-        """`pairs`: what both runs have in place of calls."""
+    def of_step(
+        self, pairs: Iterable[tuple[Call, Call]], calls: Sequence[tuple[Call, Call]], step: int
+    ) -> Iterator[Before]:
+        """`pairs`: what both runs have in place of calls; `calls`: those of the step."""
         model: dict[str, tuple[Seen, Seen | None]] = {}
         inputs: dict[str, tuple[Seen, Seen | None]] = {}
         for a, b in pairs:
@@ -42,7 +44,7 @@ class Outside:
             yield Before("code", name, True, False, step, self._rank)
         for part, plural in _PLURALS.items():
             yield from self._of_model(plural, {k: v for k, v in model.items() if v[0].kind.part == part}, step)
-        yield from self._of_inputs(inputs, step)
+        yield from self._of_inputs(inputs, calls, step)
 
     def _of_model(self, plural: str, tensors: dict[str, tuple[Seen, Seen | None]], step: int) -> Iterator[Before]:
         common = {seen.kind.place: (seen, other) for seen, other in tensors.values() if other is not None}
@@ -57,9 +59,14 @@ class Outside:
             words = f"{len(differing)} of {len(common)} {plural}, first {differing[0]}"
             yield Before("weights", words, max(apart[name] or 0.0 for name in differing), "", step, self._rank)
 
-    def _of_inputs(self, inputs: dict[str, tuple[Seen, Seen | None]], step: int) -> Iterator[Before]:
+    def _of_inputs(
+        self, inputs: dict[str, tuple[Seen, Seen | None]], calls: Sequence[tuple[Call, Call]], step: int
+    ) -> Iterator[Before]:
         apart = {name: _apart(*pair) for name, pair in inputs.items()}
         differing = [name for name, far in apart.items() if far is None or far > 0]
+        if differing:  # an evaluation that one run has in between was given other data, and training was not
+            same = _given_to_both(calls)
+            differing = [name for name in differing if not any(seen and seen.key in same for seen in inputs[name])]
         if differing and self._steps_with_other_data < _MAX_STEPS:
             self._steps_with_other_data += 1
             far = [apart[name] for name in differing]
@@ -85,7 +92,9 @@ class Outside:
                     yield Before(what, f"{a.site.module or a.site.op} {name}", far, "", a.step, self._rank)
             made.update(tensor.key for tensor in a.outputs.values())
             new = [name for name, one in a.outputs.items() if name in b.outputs and one.key not in self._known]
-            if not a.inputs and any(_apart(a.outputs[name], b.outputs[name]) != 0 for name in new):
+            if a.inputs.keys().isdisjoint(b.inputs) and any(
+                _apart(a.outputs[name], b.outputs[name]) != 0 for name in new
+            ):
                 yield Before("data", f"{a.site.op} ({a.site.source})", None, "", a.step, self._rank)
 
 
@@ -99,6 +108,12 @@ def _apart(seen: Seen, other: Seen | None) -> float | None:
     if apart is None:
         return None
     return apart.told if apart.told > 2 * max(seen.kind.unit, other.kind.unit) else 0.0
+
+
+def _given_to_both(calls: Iterable[tuple[Call, Call]]) -> set[int]:
+    """The keys of arguments that are the same in both runs."""
+    pairs = ((seen, b.inputs.get(name)) for a, b in calls for name, seen in a.inputs.items())
+    return {seen.key for seen, other in pairs if other is not None and same_bits(seen, other)}
 
 
 def split(calls: list[Call]) -> tuple[list[Call], list[Call]]:

@@ -91,9 +91,9 @@ def _first(found: Findings) -> Iterator[str]:
         return
     yield f"first divergence: {first.kind}"
     yield from (f"  {line}" for line in _place(found, first))
-    reason = (
-        "its inputs agree within rounding, its results do not" if first.kind == "guilty" else "it came from outside"
-    )
+    reason = f"it came from {first.origin or 'outside'}"
+    if first.kind == "guilty":
+        reason = "its inputs agree within rounding, its results do not"
     yield f"  {reason}: results {first.distance:.2g} apart, inputs {first.inputs:.2g} (relative to their norms)"
     if first.reason:
         whose = f"it is {found.a} whose data is wrong" if first.side == "a" else "its data says so, too"

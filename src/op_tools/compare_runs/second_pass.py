@@ -16,13 +16,17 @@ _MAX_OPS = 6
 
 def wanted(found: Findings, run: Path, command: str) -> SecondPass | None:
     """Of the first divergence and the suspects, in its step. `command`: what run B ran; empty where unknown."""
+    if found.only_in_b is not None and found.first_divergence is not None:  # what it came from may be among them
+        return _captures(run, found.only_in_b[1], found.only_in_b[0], found.first_divergence.rank, command)
     places = [place for place in (found.first_divergence, *found.guilty, *found.suspects) if place is not None]
     if not places:
         return None
     # where nothing diverges for certain, the first step that has a suspect: later ones carry what it did
     first = found.first_divergence or min(places, key=lambda place: place.step)
-    step, rank = first.step, first.rank
-    ops = list(dict.fromkeys(place.op for place in places))[:_MAX_OPS]
+    return _captures(run, list(dict.fromkeys(place.op for place in places))[:_MAX_OPS], first.step, first.rank, command)
+
+
+def _captures(run: Path, ops: list[str], step: int, rank: int, command: str) -> SecondPass:
     options = ["--capture=data", "--ops", ",".join(ops), "--steps", str(step), "--ranks", str(rank)]
     folder = run / FOLDER if run.is_dir() else run.parent / FOLDER
     words = ["ditorch", "run", *options, "--out", str(folder), "--"]

@@ -135,7 +135,7 @@ def _put(findings: Findings, wrong: list[Place], right: Counter[tuple[_Key, str]
     kept.sort(key=_order_of)
     findings.guilty = sorted([*wrong, *kept], key=lambda place: (place.step, place.phase == "backward"))
     first = findings.first_divergence
-    if first is None or first.kind == "guilty":
+    if first is None or first.kind == "guilty" or (first.origin and findings.guilty):
         findings.first_divergence = findings.guilty[0] if findings.guilty else None
 
 

@@ -11,7 +11,9 @@ from typing import Callable, NamedTuple
 from op_tools.compare_runs import outside
 from op_tools.compare_runs.alignment import aligned
 from op_tools.compare_runs.calls import Backward, Call
+from op_tools.compare_runs.carried import Carried, Unpaired, unit
 from op_tools.compare_runs.counting import Counting
+from op_tools.compare_runs.distance import TF32_UNIT
 from op_tools.compare_runs.findings import Before, Findings, ModuleRow, Place
 from op_tools.compare_runs.joining import Layout, all_ranks, joined, replicas
 from op_tools.compare_runs.judging import Event, Judge
@@ -55,7 +57,7 @@ class StreamComparison:
         self._number = 0
         self._has_guilty = False
         self._is_first_step = True
-        self._only: Counter[str] = Counter()
+        self._carried, self._unpaired = Carried(TF32_UNIT if judge.has_tf32 else 0.0), Unpaired()
         self._apart: Counter[str] = Counter()  # calls whose tensors on the ranks could not be put together
         self._outside = outside.Outside(self._rank)
         self._counting, self._only_in_a, self._only_in_b = Counting(), Counting(), Counting()
@@ -74,8 +76,8 @@ class StreamComparison:
             self._found.not_comparable.append(f"from here on: {error}")
             self._found.is_cut_short = True
         self._count_steps(a, b)
-        if self._only:
-            line = f"rank {self._rank}: calls that only one run has, such as {_named(self._only)}"
+        if self._unpaired.all:
+            line = f"rank {self._rank}: calls that only one run has, such as {self._unpaired.named()}"
             self._found.not_comparable.append(line)
         if self._apart:
             line = f"the ranks' tensors do not add up to those of one process, such as of {_named(self._apart)}"
@@ -112,11 +114,12 @@ class StreamComparison:
 
     def _step(self, a: list[Call], b: list[Call], healthy: list[Call] | None) -> None:
         (outside_a, a), (outside_b, b) = outside.split(a), outside.split(b)
-        if outside_a and outside_b:
-            given = self._aligned(outside_a, outside_b)
-            pairs_of_step = ((outside_a[i], outside_b[j]) for i, j in given)
-            self._found.before += self._outside.of_step(pairs_of_step, outside_a[0].step)
+        given = self._aligned(outside_a, outside_b)
         pairs = self._aligned(a, b)
+        if given:
+            pairs_of_step = [(outside_a[i], outside_b[j]) for i, j in given]
+            calls = [(a[i], b[j]) for i, j in pairs]
+            self._found.before += self._outside.of_step(pairs_of_step, calls, outside_a[0].step)
         self._count_unpaired(a, b, pairs)
         self._judge.begin_step((a[i], b[j]) for i, j in pairs)
         third = {}
@@ -194,14 +197,16 @@ class StreamComparison:
             self._found.chain = [Place.of(one, self._rank, kind) for one, kind in _chain(events, number)]
 
     def _look_for_carried(self, events: list[Event]) -> None:
-        """Where nothing is guilty and what came in from outside differs, the first result that shows it."""
-        if self._found.first_divergence is not None or not any(one.moves_numbers for one in self._found.before):
+        """Where nothing is guilty, the first result that shows what came from elsewhere."""
+        if self._found.first_divergence is not None:
             return
-        for number, event in enumerate(events):
-            if event.distance > max(event.limit * _unit(event), 0.0):
-                self._found.first_divergence = Place.of(event, self._rank, "carried")
-                self._found.chain = [Place.of(one, self._rank, kind) for one, kind in _chain(events, number)]
-                return
+        is_from_outside = any(one.moves_numbers for one in self._found.before)
+        carried = self._carried.first(events, is_from_outside, self._unpaired)
+        if carried is not None:
+            number, origin = carried
+            self._found.first_divergence = Place.of(events[number], self._rank, "carried", origin)
+            self._found.chain = [Place.of(one, self._rank, kind) for one, kind in _chain(events, number)]
+            self._found.only_in_b = self._unpaired.of_run_b() if origin else None
 
     # -- what is kept -------------------------------------------------------------------------------------------------
 
@@ -243,12 +248,11 @@ class StreamComparison:
         in_a, in_b = {i for i, _ in pairs}, {j for _, j in pairs}
         self._found.only_a += len(a) - len(pairs)
         self._found.only_b += len(b) - len(pairs)
-        if len(in_a) < len(a) or len(in_b) < len(b):
-            left = [call for n, call in enumerate(a) if n not in in_a] + [c for n, c in enumerate(b) if n not in in_b]
-            self._only.update(map(_words, left))
+        left = [call for n, call in enumerate(a) if n not in in_a], [c for n, c in enumerate(b) if n not in in_b]
+        self._unpaired.add((a or b)[0].step if a or b else 0, *left)
 
     def _note_data(self, event: Event) -> None:
-        if event.distance > 2 * _unit(event) and not any(one.what == "data" for one in self._found.before):
+        if event.distance > 2 * unit(event) and not any(one.what == "data" for one in self._found.before):
             where = f"{event.a.site.op} ({event.a.site.source})"
             self._found.before.append(Before("data", where, event.distance, "", event.a.step, self._rank))
 
@@ -295,11 +299,6 @@ def _tasks(a: Call, b: Call, healthy: Call | None) -> Iterator[_Task]:
         yield _Task(a.order, a, b, None, healthy)
     for one, other in zip(a.backwards, b.backwards):
         yield _Task(one.order, a, b, (one, other), healthy)
-
-
-def _unit(event: Event) -> float:
-    tensors = [*event.a.inputs.values(), *event.a.outputs.values(), *event.b.outputs.values()]
-    return max((seen.kind.unit for seen in tensors), default=0.0)
 
 
 def _chain(events: list[Event], begin: int) -> list[tuple[Event, str]]:

@@ -17,12 +17,14 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.norm, self.down = nn.Linear(24, 48), nn.LayerNorm(48), nn.Linear(48, 24)
-        self.adds_a_call = False
+        self.adds_a_call, self.drops = False, 0.0
 
     def forward(self, x):
         y = self.norm(torch.nn.functional.gelu(self.up(x)))
         if self.adds_a_call:
             y = y.clone()
+        if self.drops:
+            y = torch.nn.functional.dropout(y, self.drops)
         return self.down(y).tanh()
 
 
@@ -41,14 +43,16 @@ def record(device):
         STEPS.forget()
         torch.manual_seed(seed)
         net = Net().to(device)
-        net.adds_a_call = options.pop("adds_a_call", False)
-        optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+        net.adds_a_call, net.drops = options.pop("adds_a_call", False), options.pop("drops", 0.0)
+        optimizer = torch.optim.AdamW(net.parameters(), foreach=options.pop("foreach", True))
         injection = faults.inject(fault, device) if fault else None
         generator = torch.Generator().manual_seed(data_seed)
         other_step = options.pop("other_step", None)
         steps, evaluates = options.pop("train_steps", 2), options.pop("evaluates", ())
         options = {"mode": "statistics", **options}
+        random_seed = options.pop("random_seed", 0)
         with op_tools.OpCapture(out=name, verbose=0, **options):
+            torch.manual_seed(random_seed)
             if "before" in evaluates:
                 evaluate(net, device)
                 op_tools.step()
@@ -60,6 +64,8 @@ def record(device):
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                if "between" in evaluates:
+                    evaluate(net, device)
                 if "before" in evaluates:
                     op_tools.step()
             if "after" in evaluates:

@@ -310,3 +310,102 @@ def test_a_manifest_that_cannot_be_understood_is_named(record):
         f"good/manifest.json is of another release (ditorch.run/99){told}",
         f"bad/manifest.json cannot be read{told}",
     ]
+
+
+def test_a_copy_to_the_device_whose_source_only_one_run_recorded_blames_nobody(device):
+    """A tool that watches a device is not called for a tensor on the host; on a host that is the device, it is."""
+    if device != "sim":
+        pytest.skip("records on two devices")
+
+    def copy(name, to, seed):
+        STEPS.forget()
+        data = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
+        capture = op_tools.OpCapture(mode="statistics", out=name, verbose=0)
+        capture.sees_cpu = to == "cpu"  # as `ditorch run` has it where the CPU is the device
+        with capture:
+            torch.ones(8, 16, device=to).mul(data.to(to))
+        return name
+
+    for good, bad in (("cpu", device), (device, "cpu")):
+        code, found = compared(copy(f"{good}_a", good, 0), copy(f"{bad}_b", bad, 1))
+        assert (code, found["guilty"], found["first_divergence"]["kind"]) == (1, [], "carried")
+        assert [one["what"] for one in found["before"]] == ["data"]
+        assert found["before"][0]["name"].startswith("torch.Tensor.to")
+
+
+def test_what_calls_did_that_only_one_run_has_is_carried_and_its_data_names_them(record):
+    """An optimizer works tensor by tensor on the CPU, and on lists on a chip."""
+    good, fault = record("good", foreach=False), "aten._foreach_addcdiv_: scale=1.5"
+    assert compared(good, record("healthy"))[0] == 0
+    code, found = compared(good, record("bad", fault))
+    first = found["first_divergence"]
+    assert (code, found["guilty"], first["kind"], first["step"]) == (1, [], "carried", 1)
+    assert "torch.Tensor.addcdiv_" in first["origin"] or "torch._foreach_" in first["origin"]
+    assert (found["second_pass"]["step"], "torch._foreach_addcdiv_" in found["second_pass"]["ops"]) == (0, True)
+    data = record("data", fault, mode="data", ops=found["second_pass"]["ops"], steps="0")
+    code, found = compared(good, "bad", "--data", data)
+    first = found["first_divergence"]
+    assert (code, first["kind"], first["op"], first["step"]) == (1, "guilty", "torch._foreach_addcdiv_", 0)
+
+
+def test_other_random_numbers_are_told(record):
+    assert compared(record("a", drops=0.3), record("b", drops=0.3))[0] == 0
+    code, found = compared("a", record("c", drops=0.3, random_seed=1))
+    first = found["first_divergence"]
+    assert (code, found["guilty"], first["kind"], first["op"]) == (1, [], "carried", "torch.nn.functional.dropout")
+    assert "random numbers" in first["origin"]
+    assert "it came from random numbers" in report.text(compare(Run(Path("a")), Run(Path("c"))), 120)
+
+
+def test_an_evaluation_that_only_one_run_has_in_between_is_no_other_data(record):
+    record("plain", train_steps=3)
+    record("evaluates", train_steps=3, evaluates=["between"])
+    for pair in (("plain", "evaluates"), ("evaluates", "plain")):
+        code, found = compared(*pair)
+        assert (code, found["before"], found["first_divergence"]) == (0, [], None)
+
+
+@pytest.mark.parametrize("size", [(2, 2, 0), (3, 2, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_that_another_one_among_equals_gets_blames_nobody(device, size, dtype):
+    """Rounding decides which of a window's largest ones has the gradient."""
+    if device != "sim":
+        pytest.skip("breaks kernels of the simulated device")
+
+    def train(name, seed, fault="aten.tanh: scale=1"):
+        STEPS.forget()
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randint(2, (8, 8, 16, 16), generator=generator) + 1.0
+        x *= 1 + torch.finfo(dtype).eps * torch.randn(x.shape, generator=generator.manual_seed(seed))
+        x = x.to(dtype).to(device).requires_grad_()
+        weight = torch.randn(8, 8, 1, 1, generator=generator.manual_seed(0)).to(dtype).to(device)
+        with faults.inject(fault, device), op_tools.OpCapture(mode="statistics", out=name, verbose=0):
+            pooled = torch.nn.functional.max_pool2d(x, *size)
+            torch.nn.functional.conv2d(pooled, weight).tanh().sum().backward()
+        return name
+
+    good = train("good", 0)
+    _, found = compared(good, train("other", 1))
+    assert found["guilty"] == []
+    assert any(one["op"].endswith("max_pool2d") for one in found["suspects"]), "another one was chosen"
+    for number, fault in enumerate(("scale=1.5", "zero@0.5", "negate@0.5")):
+        _, found = compared(good, train(f"bad{number}", 0, f"aten.max_pool2d_with_indices_backward: {fault}"))
+        assert found["first_divergence"]["op"] == "torch.nn.functional.max_pool2d", fault
+
+
+def test_a_power_of_what_was_cast_from_bfloat16_blames_nobody(device):
+    """As of a norm in float32, of weights in bfloat16 that an optimizer's small step leaves where they are."""
+    if device != "sim":
+        pytest.skip("records on one device")
+
+    def train(name, dtype, seed):
+        STEPS.forget()
+        generator = torch.Generator().manual_seed(seed)
+        table = torch.randn(64, 32, generator=generator).to(dtype).to(device)
+        tokens = torch.randint(12, (64,), generator=generator).to(device)
+        with op_tools.OpCapture(mode="statistics", out=f"{name}{seed}", verbose=0):
+            torch.nn.functional.embedding(tokens, table).float().pow(2).mean(-1)
+        return f"{name}{seed}"
+
+    for seed in range(20):
+        assert compared(train("good", torch.float32, seed), train("low", torch.bfloat16, seed))[1]["guilty"] == []
