@@ -268,7 +268,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="sim")
     parser.add_argument(
-        "--half", choices=("tuned", "held-out", "fresh", "fourth", "fifth", "sixth", "all"), default="held-out"
+        "--half",
+        choices=("tuned", "held-out", "fresh", "fourth", "fifth", "sixth", "seventh", "all"),
+        default="held-out",
     )
     parser.add_argument("--only", nargs="*", help="programs, by name")
     parser.add_argument("--variants", nargs="*", default=[one.name for one in VARIANTS])

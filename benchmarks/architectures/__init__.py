@@ -3,13 +3,15 @@
 Limits of the verdict are set on the half `tuned` alone; `held-out` tells what they are worth: nobody looks at
 one of those to mend a limit. `fresh` is a third set, of classes of ops and of ways to program that the other two
 lack, `fourth` another one, of models of today, `fifth` one with a state, curves and likelihoods, and optimizers of
-its own, and `sixth` one that works in chunks, solves and samples; docs/accuracy.md has the first figures of each, and
+its own, `sixth` one that works in chunks, solves and samples, and `seventh` one of rare ops, hand-written autograd
+and composed optimizers; docs/accuracy.md has the first figures of each, and
 what caused their alarms is mended since.
 """
 
 from __future__ import annotations
 
 from benchmarks.architectures import (
+    accumulation,
     chunks,
     curves,
     exact,
@@ -21,8 +23,12 @@ from benchmarks.architectures import (
     mechanics,
     memories,
     mixing,
+    movements,
     numerics,
     objectives,
+    recipes,
+    rewriting,
+    signals,
     solvers,
     structured,
     synthesis,
@@ -50,6 +56,11 @@ ALL: tuple[Program, ...] = (
     *curves.PROGRAMS,
     *chunks.PROGRAMS,
     *solvers.PROGRAMS,
+    *recipes.PROGRAMS,
+    *signals.PROGRAMS,
+    *rewriting.PROGRAMS,
+    *movements.PROGRAMS,
+    *accumulation.PROGRAMS,
 )
 TUNED = tuple(program for program in ALL if program.half == "tuned")
 HELD_OUT = tuple(program for program in ALL if program.half == "held-out")
