@@ -169,13 +169,14 @@ _OF_OPS = {
     Trait.RELATIVE: """add arcsin arcsinh arctan arctanh asin asinh atan atanh celu div divide elu erf exp exp2 expm1
         log log10 log1p log2 mul multiply reciprocal rsqrt rsub selu sin sinh softplus sqrt square sub subtract tan tanh
         true_divide __radd__ __rdiv__ __rmul__ __rsub__ __rtruediv__ __truediv__""",
-    Trait.RANDOM: """alpha_dropout bernoulli binomial cauchy exponential feature_alpha_dropout fractional_max_pool2d
+    Trait.RANDOM: """bernoulli binomial cauchy exponential fractional_max_pool2d
         fractional_max_pool2d_with_indices fractional_max_pool3d fractional_max_pool3d_with_indices geometric
         gumbel_softmax log_normal multinomial nn.init.kaiming_normal nn.init.kaiming_uniform nn.init.normal
         nn.init.orthogonal nn.init.sparse nn.init.trunc_normal nn.init.uniform nn.init.xavier_normal
         nn.init.xavier_uniform normal pca_lowrank poisson rand rand_like randint randint_like randn randn_like random
         randperm rrelu rrelu_with_noise svd_lowrank uniform _sample_dirichlet _standard_gamma""",
-    Trait.DROPOUT: "dropout dropout1d dropout2d dropout3d feature_dropout native_dropout",
+    Trait.DROPOUT: """alpha_dropout dropout dropout1d dropout2d dropout3d feature_alpha_dropout feature_dropout
+        native_dropout""",
     Trait.EMPTY: "empty empty_like empty_permuted empty_strided new new_empty new_empty_strided resize resize_as",
     Trait.ORDER: """adaptive_max_pool1d adaptive_max_pool1d_with_indices adaptive_max_pool2d
         adaptive_max_pool2d_with_indices adaptive_max_pool3d adaptive_max_pool3d_with_indices amax amin aminmax argmax

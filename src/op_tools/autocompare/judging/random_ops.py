@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools.autocompare.judging import verdict
+from op_tools.autocompare.judging import dropout
 from op_tools.autocompare.judging.impossible_draws import IMPOSSIBLE
 from op_tools.autocompare.judging.limits import (
     MIN_DRAWS_FOR_SPREAD,
     RANDOM_SIGMAS,
     SPREAD_MARGIN,
     Tolerances,
-    precision_of,
 )
 from op_tools.autocompare.judging.measures import EQUAL
-from op_tools.autocompare.judging.verdict import Row, Verdict, error_info
+from op_tools.autocompare.judging.verdict import Row, Verdict
 from op_tools.autocompare.observed import ObservedCall
 from op_tools.core.gradients import Gradients
 from op_tools.ops import catalogue
@@ -45,8 +44,8 @@ def is_random(call: ObservedCall) -> bool:
     name, args, kwargs = call.name, call.given.args, call.given.kwargs
     base = normalized(name).base
     if catalogue.has(name, Trait.RANDOM):
-        if catalogue.has(name, Trait.DROPOUT) or base in ("alpha_dropout", "feature_alpha_dropout"):
-            return drop_rate(args, kwargs) not in (0.0, 1.0) and _in_training(args, kwargs)
+        if catalogue.has(name, Trait.DROPOUT):
+            return dropout.drop_rate(args, kwargs) not in (0.0, 1.0) and _in_training(args, kwargs)
         if base == "rrelu":
             return bool(argument(args, kwargs, 3, "training", False))
         # a pool by fractions may be told where its windows begin
@@ -90,11 +89,6 @@ def _rate_of_recurrent(args: tuple[Any, ...]) -> int | None:
 # ---- how likely, and when --------------------------------------------------------------------------------------------
 
 
-def drop_rate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """The share of elements that dropout should set to zero."""
-    return float(argument(args, kwargs, 1, "p", 0.5))
-
-
 def _in_training(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     training = argument(args, kwargs, 2, "training", kwargs.get("train", True))
     return training is None or bool(training)
@@ -106,7 +100,7 @@ def forward_rows(call: ObservedCall, tolerances: Tolerances) -> list[Row]:
     if result is None:
         return []
     if catalogue.has(call.name, Trait.DROPOUT):
-        return [_dropout_row(call, result, tolerances)]
+        return dropout.forward_rows(call, result, tolerances)
     judge_draws = IMPOSSIBLE.get(normalized(call.name).base)
     reason = None if judge_draws is None else judge_draws(call, result.detach())
     if reason is None:
@@ -119,75 +113,8 @@ def forward_rows(call: ObservedCall, tolerances: Tolerances) -> list[Row]:
 
 
 def backward_rows(call: ObservedCall, gradients: Gradients, tolerances: Tolerances) -> list[Row]:
-    """The gradient of dropout must have gone through its mask; nothing for other random ops."""
-    result = next(trees.tensors(call.result), None)
-    arrived, got = gradients.outputs[0], gradients.inputs[0]
-    if not catalogue.has(call.name, Trait.DROPOUT) or result is None or arrived is None or got is None:
-        return []
-    given, rate = call.given.tensors[0].detach(), drop_rate(call.given.args, call.given.kwargs)
-    # where the input was zero the mask cannot be seen: either gradient is right
-    mask = torch.where(given == 0, got != 0, mask_of(given, result))
-    return [_masked_row(call.given.gradient_names(call.name)[0], got, arrived, mask, rate, call.name, tolerances)]
-
-
-# ---- dropout ---------------------------------------------------------------------------------------------------------
-
-
-def _dropout_row(call: ObservedCall, result: Tensor, tolerances: Tolerances) -> Row:
-    given, rate = call.given.tensors[0].detach(), drop_rate(call.given.args, call.given.kwargs)
-    mask = mask_of(given, result)
-    row = _masked_row(f"{call.name} output", result, given, mask, rate, call.name, tolerances)
-    wrong_rate = rate_is_wrong(given, mask, rate, inner_dimensions(call.name, given))
-    if wrong_rate and row.verdict is not None and row.verdict.right:
-        row.verdict = row.verdict._replace(right=False, reason=wrong_rate, severity=math.inf)
-    return row
-
-
-def _masked_row(
-    name: str, got: Tensor, given: Tensor, mask: Tensor, rate: float, op: str, tolerances: Tolerances
-) -> Row:
-    got, tolerance = got.detach(), tolerances.of(op, got)
-    expected = dropped_out(given.double(), mask, rate)
-    judged = verdict.judge(got, expected, expected.to(got.dtype), precision_of(got.dtype), tolerance)
-    return Row(name, judged, *tolerance, error_info(got.dtype, expected.dtype))
-
-
-def mask_of(given: Tensor, result: Tensor) -> Tensor:
-    """Which elements dropout kept, as its result shows. One that was zero before counts as kept."""
-    return (result != 0) | (given == 0)
-
-
-def dropped_out(given: Tensor, mask: Tensor, rate: float) -> Tensor:
-    """What dropout makes of its input with this mask."""
-    return given * mask / (1 - rate)
-
-
-def rate_is_wrong(given: Tensor, mask: Tensor, rate: float, inner: int) -> str:
-    """Why the share of dropped elements cannot be chance; "" where it can.
-
-    The last `inner` dimensions fall together, as those of a channel do; of some elements in a row that is not seen.
-    """
-    if inner >= given.dim() > 0:
-        return ""
-    seen = (given != 0) & given.isfinite()  # a dropped infinity is NaN
-    kept = seen & mask
-    if inner:
-        seen, kept = seen.flatten(-inner).any(-1), kept.flatten(-inner).any(-1)
-    drawn = int(seen.sum())
-    if not drawn:
-        return ""
-    share = 1 - int(kept.sum()) / drawn
-    if abs(share - rate) <= RANDOM_SIGMAS * math.sqrt(rate * (1 - rate) / drawn) + 1 / drawn:
-        return ""
-    return f"{share:.4f} of {drawn:,} are dropped where the rate is {rate:g}"
-
-
-def inner_dimensions(name: str, given: Tensor) -> int:
-    """How many of the last dimensions dropout drops as a whole."""
-    base = normalized(name).base
-    if base in ("dropout", "native_dropout"):
-        return 0
-    return int(base[-2]) if base[-2].isdigit() else max(given.dim() - 2, 0)
+    """Of dropout; nothing for other random ops."""
+    return dropout.backward_rows(call, gradients, tolerances) if catalogue.has(call.name, Trait.DROPOUT) else []
 
 
 # ---- generators ------------------------------------------------------------------------------------------------------
