@@ -32,6 +32,10 @@ def test_one_weight_in_two_calls_of_a_region(low, device):
     assert [row["verdict"] for row in rows] == ["right"] * 3  # none of them was left out
 
 
+def _waves(x, low, *shape):
+    return torch.sin(torch.arange(torch.Size(shape).numel(), device=x.device) * x.sum()).view(shape).to(low)
+
+
 CASES = {
     "softmax of a dtype": lambda x, low: x.softmax(-1, dtype=low),
     "log_softmax of a dtype": lambda x, low: x.to(low).log_softmax(-1, dtype=low),
@@ -42,6 +46,9 @@ CASES = {
     "cosine_similarity": lambda x, low: F.cosine_similarity(x.to(low), x.to(low).flip(0)),
     "mse of two dtypes": lambda x, low: F.mse_loss(x.to(low), x),
     "layer_norm": lambda x, low: F.layer_norm(x.to(low), (16,)),
+    "response norm": lambda x, low: F.local_response_norm(_waves(x, low, 3, 8, 18, 18), 3, 1e-2, 0.75, 2.0),
+    "response norm of rows": lambda x, low: F.local_response_norm(_waves(x, low, 4, 9, 99), 4, 0.5, 0.6),
+    "pool by norm": lambda x, low: F.lp_pool2d(x.to(low).view(2, 8, 2, 4), 2, 2),
     "cdist": lambda x, low: torch.cdist(x.to(low), x.to(low).flip(0)),
     "bilinear": lambda x, low: F.bilinear(x, x, torch.ones(3, 16, 16, device=x.device)),
     "addmv": lambda x, low: torch.addmv(x[:, 0], x, x[0]),

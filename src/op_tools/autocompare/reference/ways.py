@@ -132,6 +132,8 @@ def _on_cpu(
     elif autocast is not None:
         own = Way(own.name, {}, autocast=autocast)
     ways: list[tuple[Function | None, Way]] = [(None, own.with_tf32() if is_tf32 else own)]
+    if autocast is not None and normalized(name).base == "local_response_norm":
+        ways.insert(0, (_response_norm_in_parts, Way("in parts", {})))
     if chosen is not None:
         if normalized(name).base == "cross_entropy":
             ways.insert(0, (_cross_entropy_in_parts, Way("in parts", {})))
@@ -168,6 +170,16 @@ def _cross_entropy_in_parts(
     picked = functional.nll_loss(log, target, weights, ignore_index=ignore_index, reduction="none")
     even = -weighted.sum(-1) * counts
     return _reduced((1 - label_smoothing) * picked + label_smoothing / classes * even, total, reduction)
+
+
+def _response_norm_in_parts(x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+    """As autocast runs it on accelerators: squares and their means in the dtype of the data, powers in float32.
+
+    The CPU's autocast takes means in float32, too.
+    """
+    squares = functional.pad(x * x, (0, 0) * (x.dim() - 2) + (size // 2, (size - 1) // 2))
+    means = squares.float().unfold(1, size, 1).mean(-1).to(x.dtype)
+    return x / means.mul(alpha).add(k).float().pow(beta)
 
 
 _OF_CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index")
