@@ -140,13 +140,14 @@ _OF_OPS = {
         linalg.householder_product linalg.matmul linalg.matrix_power linalg.multi_dot linalg.vecdot linear
         linear_cross_entropy lstm_cell matmul mm multi_head_attention_forward mv rnn_relu_cell rnn_tanh_cell
         scaled_dot_product_attention sparse.mm sparse.sampled_addmm tensordot vdot __matmul__ __rmatmul__""",
-    Trait.MULTIPLIES: """cholesky cholesky_inverse cholesky_solve corrcoef cov det eig geqrf inverse linalg.cholesky
-        linalg.cholesky_ex linalg.cond linalg.det linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.inv
-        linalg.inv_ex linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.lstsq linalg.lu linalg.lu_factor
-        linalg.lu_factor_ex linalg.lu_solve linalg.matrix_exp linalg.matrix_norm linalg.matrix_rank linalg.norm
-        linalg.pinv linalg.qr linalg.slogdet linalg.solve linalg.solve_ex linalg.solve_triangular linalg.svd
-        linalg.svdvals linalg.tensorinv linalg.tensorsolve lobpcg logdet lu lu_solve lu_unpack matrix_exp norm
-        nuclear_norm ormqr pca_lowrank pinverse qr slogdet svd svd_lowrank symeig triangular_solve""",
+    Trait.MULTIPLIES: """affine_grid affine_grid_generator cholesky cholesky_inverse cholesky_solve corrcoef cov
+        det eig geqrf inverse linalg.cholesky linalg.cholesky_ex linalg.cond linalg.det linalg.eig linalg.eigh
+        linalg.eigvals linalg.eigvalsh linalg.inv linalg.inv_ex linalg.ldl_factor linalg.ldl_factor_ex
+        linalg.ldl_solve linalg.lstsq linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.lu_solve
+        linalg.matrix_exp linalg.matrix_norm linalg.matrix_rank linalg.norm linalg.pinv linalg.qr linalg.slogdet
+        linalg.solve linalg.solve_ex linalg.solve_triangular linalg.svd linalg.svdvals linalg.tensorinv
+        linalg.tensorsolve lobpcg logdet lu lu_solve lu_unpack matrix_exp norm nuclear_norm ormqr pca_lowrank
+        pinverse qr slogdet svd svd_lowrank symeig triangular_solve""",
     Trait.ADDS: """_grouped_mm adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addbmm addmm addmv addr
         avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bmm chain_matmul conv1d conv2d conv3d conv_tbc
         conv_transpose1d conv_transpose2d conv_transpose3d convolution cumsum dot einsum embedding embedding_bag fold

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+import op_tools
+from ditorch.sim import faults
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.judging.comparer import Comparer
 from op_tools.autocompare.judging.limits import Tolerances
@@ -32,3 +34,29 @@ def test_tf32_is_right_where_it_is_allowed(allowed, factor, is_right):
     comparer = Comparer(Tolerances(), References(lambda name: None))
     for comparison in (comparer.forward(seen), comparer.backward(seen, Gradients(gradients, [gradient]))):
         assert [row.is_wrong for row in comparison.rows] == [not is_right] * len(comparison.rows)
+
+
+PRODUCTS_INSIDE = {
+    "affine_grid": lambda x: functional.affine_grid(x[:6, :2].reshape(2, 2, 3), [2, 1, 5, 7], align_corners=True),
+    "affine_grid in space": lambda x: functional.affine_grid(
+        x[:6, :4].reshape(2, 3, 4), [2, 1, 3, 4, 5], align_corners=False
+    ),
+}
+
+
+@pytest.mark.parametrize("reference", ["cpu", "device"])
+@pytest.mark.parametrize("name", PRODUCTS_INSIDE)
+def test_products_inside_of_an_op_may_be_tf32(device, name, reference):
+    if device != "sim":
+        pytest.skip("kernels are replaced on the simulated accelerator")
+    torch.manual_seed(0)
+    x = torch.randn(8, 8, device=device, requires_grad=True)
+    before = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for allowed in (True, False):
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+            with faults.inject("aten.*: tf32"), op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+                PRODUCTS_INSIDE[name](x).square().sum().backward()
+            assert bool(tool.summary.ranked()) is not allowed
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
