@@ -44,7 +44,8 @@ def text(summary: Row, width: int) -> str:
 
 def _print(console: Console, summary: Row) -> None:
     console.print()
-    console.print(_headline(summary))
+    for line in _headline(summary):
+        console.print(line, soft_wrap=os.sep in line.plain)  # a path in one piece, to be copied
     _print_wrong(console, summary["wrong"])
     for title, table in (
         ("Alerts, the first ones first", _alerts(summary["alerts"])),
@@ -62,16 +63,16 @@ def _print(console: Console, summary: Row) -> None:
             console.print(Text(f"  {command}"), soft_wrap=True)  # in one piece, to be copied
 
 
-def _headline(summary: Row) -> Text:
+def _headline(summary: Row) -> list[Text]:
     processes = summary["processes"]
     lines = [f"ditorch run: {_ended(summary['status'])}; results in", f"  {summary['run']}"]
     if not processes and summary["status"] < 0:
         lines.append("Nothing is known of it: it was killed before the end of its first training step.")
-        return Text("\n".join(lines), style="bold")
+        return [Text(line, style="bold") for line in lines]
     if not processes:
         of = f" by ranks {summary['ranks']}" if summary["ranks"] else ""
         lines.append(f"No op call on an accelerator was seen{of}: did the program use one?")
-        return Text("\n".join(lines), style="bold")
+        return [Text(line, style="bold") for line in lines]
     of = {1: "1 process"}.get(len(processes), f"{len(processes)} processes")
     steps = max(record["steps"] for record in processes)
     named = _devices([record["device"] for record in processes])
@@ -81,7 +82,7 @@ def _headline(summary: Row) -> Text:
     lines += [
         f"{tool}: {_verdict(tool, total)}" for tool, total in summary["tools"].items() if tool != "ProcessMonitor"
     ]
-    return Text("\n".join(lines))
+    return [Text(line) for line in lines]
 
 
 def _devices(devices: list[Row]) -> str:
@@ -109,14 +110,14 @@ def _verdict(tool: str, total: Row) -> str:
             said.append(f"{percent(total['compared_calls'] / whole)} of all calls were compared")
         return "; ".join(said)
     if tool == "OpCapture":
-        return f"{calls} saved: {', '.join(total['files'][:2])}"
+        return f"{calls} saved: {_files(total, 2)}"
     if tool == "Lockstep":
-        return f"{total['calls']:,} values of modules: {', '.join(total['files'][:1])}"
+        return f"{total['calls']:,} values of modules: {_files(total)}"
     if tool == "TrainingWatch":
         alerts = {1: "1 alert"}.get(total["alerts"], f"{total['alerts'] or 'no'} alerts")
-        return f"{alerts} in {total['calls']:,} steps: {', '.join(total['files'][:1])}"
+        return f"{alerts} in {total['calls']:,} steps: {_files(total)}"
     if tool == "LossLog":
-        return f"{total['calls']:,} losses: {', '.join(total['files'][:1])}"
+        return f"{total['calls']:,} losses: {_files(total)}"
     words = {
         "OpTimeMeasure": "timed",
         "OpOverflowCheck": "looked at for NaN and Inf",
@@ -127,6 +128,10 @@ def _verdict(tool: str, total: Row) -> str:
         ": none of these ops ran in a dtype that is to be cast" if tool == "OpDtypeCast" and not total["calls"] else ""
     )
     return f"{calls} {words.get(tool, 'seen')}{why}"
+
+
+def _files(total: Row, most: int = 1) -> str:
+    return ", ".join(map(_short_path, total["files"][:most]))
 
 
 def _table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[str]], left: int) -> Table:

@@ -232,7 +232,7 @@ def _next_commands(found: Row, manifest: Row) -> Iterator[str]:
     for row in [row for row in found["alerts"] if row["rule"] == "nan" and not found["wrong"]][:1]:
         yield f"ditorch run --overflow --steps {max(0, row['step'] - 1)}:{row['step'] + 1} {program}"
     slow = [] if found["wrong"] else found["slow"]
-    if slow or found["alerts"]:
+    if found["wrong"] or slow or found["alerts"]:
         yield f"ditorch report {shlex.quote(_from_here(found['run']))} --open"
     for row in [row for row in slow if not is_collective(row["op"])][:1]:
         yield f"ditorch run --capture --ops {shlex.quote(row['op'])} --steps 2:3 {program}"

@@ -137,7 +137,7 @@ def without_numbers(result: Result) -> str:
     text = " ".join(without_advice(result.message).split())
     text = re.sub(r"0x[0-9a-f]+", "#", text)
     text = re.sub(r"tensor\(.*?\)(?=[ ,.]|$)", "tensor(…)", text)
-    text = re.sub(r"(?<![\w])-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
+    text = re.sub(r"(?<![\w])-?\d+((,\d{3})+(?![\d,]))?(\.\d+)?(e[+-]?\d+)?", "#", text)
     text = re.sub(r"#(, #)+", "#, …", text)
     return f"{result.info}: {text[:_MAX_MESSAGE]}" if result.info else text[:_MAX_MESSAGE]
 

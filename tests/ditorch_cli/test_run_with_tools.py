@@ -62,11 +62,13 @@ def test_the_guilty_op_is_named_and_the_program_stays_its_own(ditorch_command, p
     assert found["schema"] == "ditorch.summary/1"
     assert {row["op"] for row in found["wrong"]} == {"torch.nn.functional.layer_norm"}
     # the commands that it ends with can be typed
-    assert [line.strip() for line in run.stderr.splitlines()[-2:]] == found["next"]
-    replay, workaround = found["next"]
+    assert [line.strip() for line in run.stderr.splitlines()[-3:]] == found["next"]
+    replay, workaround, report = found["next"]
+    the_first = the_run(tmp_path).relative_to(tmp_path)
     assert ditorch_command(*replay.split()[1:]).returncode == 0  # without the fault, the call is right
     mended = ditorch_command(*workaround.split()[1:], **FAULT)
     assert mended.stdout == ditorch_command("run", program()).stdout
+    assert report == f"ditorch report {the_first} --open"
 
 
 def test_the_first_nan_comes_first(ditorch_command, program):
@@ -332,7 +334,9 @@ def test_the_screen_fits_the_terminal_and_keeps_commands_whole(tmp_path, width):
         "capture": "/home/someone/project/run/op_capture_results/torch.nn.functional.scaled_dot_product_attention/1/2",
     }
     tools = [{"tool": "OpAutoCompare", "calls": 5, "values": 7, "wrong_calls": 2, "rows": [row] * 30, "files": [],
-              "not_looked_at": [{"what": "torch.rand", "calls": 3, "reason": "random"}]}]  # fmt: skip
+              "not_looked_at": [{"what": "torch.rand", "calls": 3, "reason": "random"}]},
+             {"tool": "OpCapture", "calls": 9, "rows": [], "not_looked_at": [],
+              "files": [f"{tmp_path}/op_capture_results/op_capture_statistics_pid1_x.pack"]}]  # fmt: skip
     record = {"schema": "ditorch.process/1", "rank": 0, "started": 1.0, "ended": 2.0, "host": "a", "pid": 1, "steps": 4,
               "torch": "2.13.0", "device": {"name": "[bold]chip"}, "world_size": 1, "seed": 0,
               "not_seen": ["a CUDA graph is replayed"], "tools": tools}  # fmt: skip
@@ -346,5 +350,8 @@ def test_the_screen_fits_the_terminal_and_keeps_commands_whole(tmp_path, width):
     assert lines[first + 1].startswith("   ")  # what belongs to an entry is indented
     commands = [f"  {command}" for command in found["next"]]
     assert set(commands) <= set(lines)
-    assert max(len(line) for line in lines if line not in commands) <= width
+    captured = f"{tmp_path}/op_capture_results/op_capture_statistics_pid1_x.pack"
+    paths = [f"  {tmp_path}", f"OpCapture: 9 calls saved: {captured}"]
+    assert set(paths) <= set(lines)  # neither a command nor a path is broken: both are to be copied
+    assert max(len(line) for line in lines if line not in (*commands, *paths)) <= width
     assert "[bold]chip" in "\n".join(lines)  # what others wrote is text

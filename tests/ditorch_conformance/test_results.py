@@ -201,6 +201,14 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path, monkeypatch, capsys):
     assert "out cannot be made (Not a directory): choose another --out." in capsys.readouterr().err
 
 
+def test_numbers_of_any_size_are_one_cause():
+    """1,234 is one number, as 12 is; a shape without spaces is several."""
+    numbers = ("12", "1,234", "14,754,136", "-1,234.5")
+    said = {causes.without_numbers(failing("a", f"errors are {one} times those", "")) for one in numbers}
+    assert said == {"errors are # times those"}
+    assert causes.without_numbers(failing("a", "of shape [2,1234]", "")) == "of shape [#,#]"
+
+
 def test_failures_are_grouped_by_cause():
     found = causes.group(
         [

@@ -49,7 +49,7 @@ const AccuracyPage = (() => {
     const open = (place) => { if (list && place >= 0) location.hash = Address.of(list.address(place)); };
     return Elements.section(t("Where in the model"), HeatMap.legend(), HeatMap.draw({
       data: heat, phases: ["forward", "backward"], titles: [t("Forward"), t("Backward")],
-      colour: HeatMap.errorColour(), describe: (value) => t("{0} of what is allowed", Words.times(value)), open,
+      colour: HeatMap.errorColour(), describe: (value) => t("{0} of what is allowed", Words.fold(value)), open,
     }));
   }
 

@@ -17,7 +17,7 @@ const CallPage = (() => {
       facts(run, list, place, where),
       Elements.section(t("In the program"), code(where, (sources || {})[where])),
       details.values.length ? Elements.section(t("Compared with the reference"), compared(details.values, texts.whats)) : null,
-      histograms(capture),
+      histograms(capture, details.values.map((value) => texts.whats[value[0]] || "")),
       Elements.section(t("Arguments and results"), described(t("argument"), texts.texts[list.arguments[place]]), described(t("result"), texts.texts[list.results[place]]), empty(texts, list, place)),
       details.statistics.length ? Elements.section(t("Statistics of its tensors"), statistics(details.statistics)) : null,
       Elements.section(t("Run it again"), commands(run, list, place, capture)),
@@ -34,7 +34,7 @@ const CallPage = (() => {
     const module = list.modules[list.module[place]];
     const process = run.table[list.process[place]] || {};
     const verdict = { [CallList.WRONG]: t("wrong"), [CallList.RIGHT]: t("right"), [CallList.NOT_COMPARED]: t("not compared") }[list.verdict[place]];
-    const severity = list.verdict[place] ? `: ${t("{0} of what is allowed", Words.times(list.severity[place]))}` : "";
+    const severity = list.verdict[place] ? `: ${t("{0} of what is allowed", Words.fold(list.severity[place]))}` : "";
     return Elements.definitions([
       [t("verdict"), element("span", { class: { 1: "good", 2: "bad" }[list.verdict[place]] || null }, verdict + severity)],
       [t("module"), element("code", {}, module || t("outside of modules"))],
@@ -57,7 +57,7 @@ const CallPage = (() => {
       return element("tr", { class: here ? "here" : null, "aria-current": here ? "true" : null },
         element("td", { class: "number" }, number), element("td", {}, element("code", {}, text)));
     });
-    return element("div", { class: "code", tabindex: 0, role: "region", "aria-label": t("In the program") },
+    return element("div", { class: "code", tabindex: 0, role: "group", "aria-label": t("In the program") },
       element("table", {}, element("tbody", {}, rows)), element("p", { class: "note" }, `${at.file}:${at.line} ${at.function}`));
   }
 
@@ -71,7 +71,7 @@ const CallPage = (() => {
       columns: [
         { title: t("what"), value: (place) => whats[values[place][0]] || t("result") },
         { title: t("verdict"), value: (place) => verdict[values[place][1]], show: (place) => element("span", { class: { 1: "good", 2: "bad" }[values[place][1]] || null }, verdict[values[place][1]]) },
-        { title: t("error"), value: (place) => values[place][2] ?? 0, show: (place) => (values[place][2] ? Words.times(values[place][2]) : "–"), numeric: true },
+        { title: t("error"), value: (place) => values[place][2] ?? 0, show: (place) => (values[place][1] ? Words.times(values[place][2] ?? 0) : "–"), numeric: true },
         { title: t("largest difference"), value: (place) => values[place][3] ?? 0, show: (place) => Words.number(values[place][3]), numeric: true, minor: true },
         { title: t("relative"), value: (place) => values[place][4] ?? 0, show: (place) => Words.number(values[place][4]), numeric: true, minor: true },
         { title: t("cosine"), value: (place) => Number(extra(place, "cosine_similarity")), show: (place) => (extra(place, "cosine_similarity") ? Words.number(Number(extra(place, "cosine_similarity")), 4) : ""), numeric: true, minor: true },
@@ -82,20 +82,29 @@ const CallPage = (() => {
       element("li", {}, element("b", {}, `${whats[value[0]]}: `), Words.reason(value[5].reason)))) : null];
   }
 
-  function histograms(capture) {
+  function histograms(capture, compared) {
     if (!capture || !capture.values.length) return null;
-    return Elements.section(t("Device against reference"), element("div", { class: "histograms" }, capture.values.map((value) =>
+    const names = namesOf(capture.values.map((value) => value.what), compared);
+    return Elements.section(t("Device against reference"), element("div", { class: "histograms" }, capture.values.map((value, place) =>
       element("div", {},
-        element("h3", {}, value.what),
-        LineChart.histogram({ edges: value.edges, device: value.device.counts, reference: value.reference.counts, label: t("Histogram of {0}: device and reference", value.what) }),
-        sideBySide(value)))));
+        element("h3", {}, names[place]),
+        LineChart.histogram({ edges: value.edges, device: value.device.counts, reference: value.reference.counts, label: t("Histogram of {0}: device and reference", names[place]) }),
+        sideBySide(value, names[place])))));
   }
 
-  function sideBySide(value) {
+  // What the capture counts as grad_inputs[1], the comparison calls grad weight: as it does, where there are as many.
+  function namesOf(whats, compared) {
+    const gradients = compared.filter((what) => what.startsWith("grad"));
+    const isGradient = (what) => what.startsWith("grad_inputs");
+    if (whats.filter(isGradient).length !== gradients.length) return whats;
+    return whats.map((what) => (isGradient(what) ? gradients.shift() : what));
+  }
+
+  function sideBySide(value, name) {
     const names = ["min", "max", "mean", "std", "nan", "inf"]
       .filter((name) => !["nan", "inf"].includes(name) || value.device[name] || value.reference[name]);
     const row = (title, numbers) => element("tr", {}, element("th", { scope: "row" }, title), names.map((name) => element("td", { class: "number" }, Words.number(numbers[name]))));
-    return element("div", { class: "scroll" }, element("table", { class: "small" },
+    return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": name }, element("table", { class: "small" },
       element("thead", {}, element("tr", {}, element("td", {}), names.map((name) => element("th", { scope: "col", class: "number" }, name)))),
       element("tbody", {}, row(t("device"), value.device), row(t("reference"), value.reference))));
   }
@@ -152,14 +161,13 @@ const CallPage = (() => {
   }
 
   function commands(run, list, place, capture) {
-    const quoted = (text) => (/^[\w./:@%+=,-]+$/.test(text) ? text : `'${text.replace(/'/g, "'\\''")}'`);
     if (capture) {
-      const folder = quoted(capture.folder);
+      const folder = Words.quoted(capture.folder);
       return [element("p", {}, t("On the device, compared with the CPU:")), Elements.command(`ditorch replay ${folder} --acc_check`),
         element("p", {}, t("As a small script for the vendor, which needs torch only:")), Elements.command(`ditorch reproduce ${folder} --shrink`)];
     }
     const step = list.step[place];
-    const again = Elements.again(run, `--capture --ops ${quoted(list.ops[list.op[place]])} --steps ${step}:${step + 1}`);
+    const again = Elements.again(run, `--capture --ops ${Words.quoted(list.ops[list.op[place]])} --steps ${step}:${step + 1}`);
     return [element("p", {}, t("Its tensors were not saved. This saves them, for ditorch replay and ditorch reproduce:")), Elements.command(again)];
   }
 

@@ -9,14 +9,38 @@ const ComparisonPage = (() => {
     return [
       title,
       found && found.problem ? element("p", { class: "missing" }, found.problem) : null,
-      found && !found.problem ? verdict(found) : null,
+      found && !found.problem ? verdict(found, await callsOf(found, index)) : null,
       found && !found.problem ? tables(found) : null,
       !found ? element("p", { class: "note" }, t("Both runs need statistics (--capture=statistics) for the first call that differs.")) : null,
       second ? times(first, second) : null,
     ];
   }
 
-  function verdict(found) {
+  // of both runs, as far as they are in this file: [run, its place, its list of calls]
+  function callsOf(found, index) {
+    return Promise.all(found.runs.map(async (path) => {
+      const place = index.runs.findIndex((run) => run.path === path);
+      return place < 0 ? null : { name: index.runs[place].name, place, run: index.runs[place], list: await CallList.of(index.runs[place]) };
+    }));
+  }
+
+  // the page of that call in each of them
+  function links(first, runs) {
+    return runs.map((one, side) => {
+      if (!one || !one.list) return null;
+      const process = one.run.table.findIndex((process) => process.rank === first.rank);
+      const address = one.list.address(one.list.place(process, side ? first.other_forward_id : first.forward_id));
+      return address ? element("a", { class: "button quiet", href: Address.of(address, { run: one.place }) }, t("The call in {0}", one.name)) : null;
+    });
+  }
+
+  function typeNext(found, first) {
+    const second = found.second_pass;
+    if (first.capture) return [element("p", { class: "then" }, t("Type next:")), Elements.command(`ditorch replay ${Words.quoted(first.capture)} --acc_check`)];
+    return second ? [element("p", { class: "then" }, t("Capture the data of what differs, then compare again:")), Elements.command(second.command)] : null;
+  }
+
+  function verdict(found, runs) {
     const first = found.first_divergence;
     const counts = found.counts;
     if (!first) {
@@ -29,14 +53,17 @@ const ComparisonPage = (() => {
       element("h2", { class: "guilty" }, Elements.dotted(first.op)),
       element("p", { class: "lead" }, first.kind === "guilty"
         ? t("Guilty: its inputs agree within rounding, its results do not.") : t("Not guilty: what it was given differs already.")),
+      first.reason ? element("p", { class: "reason" }, Words.reason(first.reason)) : null,
       Elements.definitions([
         [t("apart"), t("results {0}, inputs {1} (relative to their norms)", Words.number(first.distance), Words.number(first.inputs))],
         [t("module"), element("code", {}, first.module || t("outside of modules"))],
         [t("line"), element("span", {}, `${place.name} `, element("code", {}, place.text))],
-        [t("where"), `${t("step {0}", first.step)}, ${t("rank {0}", first.rank)}, ${t(first.phase)}, ${first.part}${first.place}`],
+        [t("where"), Words.list([t("step {0}", first.step), t("rank {0}", first.rank), t(first.phase), `${first.part}${first.place}`])],
         [t("compared"), Words.calls(counts.calls)],
         [t("runs"), found.runs.join(" | ")],
-      ]));
+      ]),
+      element("p", { class: "actions" }, links(first, runs)),
+      typeNext(found, first));
   }
 
   function tables(found) {
@@ -73,9 +100,10 @@ const ComparisonPage = (() => {
   }
 
   function times(first, second) {
-    const total = (run) => new Map(run.ops.map((row) => [row.op, { calls: row.calls, time: row.forward + row.backward, wrong: row.wrong }]));
+    const total = (run) => new Map(run.ops.map((row) => [row.op, { calls: row.calls, time: row.forward + row.backward, wrong: row.compared ? row.wrong : -1 }]));
     const [a, b] = [total(first), total(second)];
-    const none = { calls: 0, time: 0, wrong: 0 };
+    const none = { calls: 0, time: 0, wrong: -1 };
+    const wrong = (value) => (value < 0 ? "–" : value ? element("b", { class: "bad" }, Words.count(value)) : "0");
     const rows = [...new Set([...a.keys(), ...b.keys()])].map((op) => ({ op, a: a.get(op) || none, b: b.get(op) || none }));
     if (!rows.length) return null;
     const timed = [first, second].every((run) => run.ops.some((row) => row.forward + row.backward > 0));
@@ -91,8 +119,8 @@ const ComparisonPage = (() => {
         ] : []),
         column(`${t("calls")} A`, (row) => row.a.calls, Words.count, true),
         column(`${t("calls")} B`, (row) => row.b.calls, Words.count, true),
-        column(`${t("wrong")} A`, (row) => row.a.wrong, Words.count),
-        column(`${t("wrong")} B`, (row) => row.b.wrong, Words.count),
+        column(`${t("wrong")} A`, (row) => row.a.wrong, wrong),
+        column(`${t("wrong")} B`, (row) => row.b.wrong, wrong),
       ],
     }).root);
   }

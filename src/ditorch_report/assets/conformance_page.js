@@ -13,7 +13,7 @@ const ConformancePage = (() => {
   function one(found, place) {
     const statuses = Object.entries(found.statuses).map(([name, count]) => `${Words.count(count)} ${t(name)}`);
     return [
-      element("p", { class: "lead" }, `${found.title}: ${statuses.join(", ")}`),
+      element("p", { class: "lead" }, `${found.title}: ${Words.list(statuses)}`),
       found.matrix.length ? matrix(found, place) : null,
       found.causes.length ? causes(found.causes, place) : null,
       found.failed.length ? failed(found.failed, place) : null,
@@ -50,19 +50,20 @@ const ConformancePage = (() => {
       label: t("Causes"), name: `cause${place}-`, rows: Table.places(rows), wraps: true,
       columns: [
         { title: t("cases"), value: (number) => rows[number].cases, numeric: true },
-        { title: t("kind"), value: (number) => rows[number].kind },
-        { title: t("message"), value: (number) => rows[number].message },
-        { title: t("smallest reproducer"), value: (number) => rows[number].reproducer, minor: true },
+        { title: t("kind"), value: (number) => t(rows[number].kind) },
+        { title: t("message"), value: (number) => Words.reason(rows[number].message) },
+        { title: t("smallest reproducer"), value: (number) => rows[number].reproducer, show: (number) => element("code", {}, rows[number].reproducer), minor: true },
       ],
     }).root);
   }
 
   function failed(rows, place) {
     const titles = [t("case"), t("status"), t("kind"), t("message"), t("where")];
+    const text = (number, column) => (column === 3 ? Words.reason(rows[number][3]) : column === 1 || column === 2 ? t(rows[number][column]) : rows[number][column]);
     return Elements.section(t("Cases that did not pass"), new Table.SortedTable({
       label: t("Cases that did not pass"), name: `case${place}-`, rows: Table.places(rows), wraps: true,
-      columns: titles.map((title, column) => ({ title, value: (number) => rows[number][column], minor: column > 1 }))
-        .filter((_, column) => rows.some((row) => row[column])),
+      columns: titles.map((title, column) => ({ title, value: (number) => text(number, column), minor: column > 1 }))
+        .filter((_, column) => rows.some((row) => row[column] && (column !== 2 || row[2] !== row[1]))),
     }).root);
   }
 

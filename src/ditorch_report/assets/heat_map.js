@@ -45,7 +45,7 @@ const HeatMap = (() => {
       element("caption", {}, title),
       element("thead", {}, element("tr", {}, element("td", {}, t("layer")), head)),
       element("tbody", {}, rows));
-    return element("div", { class: "heat-map", tabindex: 0, role: "region", "aria-label": title }, body);
+    return element("div", { class: "heat-map", tabindex: 0, role: "group", "aria-label": title }, body);
   }
 
   function legend() {

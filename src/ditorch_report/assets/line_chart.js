@@ -4,6 +4,8 @@ const LineChart = (() => {
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const palette = () => ["--forward", "--collectives", "--good", "--backward", "--bad", "--accent"].map(style);
 
+  const NARROW = "(max-width: 860px)"; // as in report.css: there the time line has no names beside it
+
   const WHOLE = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((one) => one * 10 ** power)); // between ticks on steps
 
   const axis = (more = {}) => ({ stroke: style("--muted"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") }, ...more });
@@ -26,7 +28,7 @@ const LineChart = (() => {
       plugins,
       scales: { x: { time: false } },
       padding: follow ? [8, 0, 0, 0] : [8, 16, 0, 0],
-      axes: [axis({ space: 80, ...ticks, values: (_, ticks) => ticks.map(showX) }), axis({ size: follow ? 135 : 70, values: (_, ticks) => ticks.map(show) })],
+      axes: [axis({ space: 80, ...ticks, values: (_, ticks) => ticks.map(showX) }), axis({ size: follow && !matchMedia(NARROW).matches ? 135 : 70, values: (_, ticks) => ticks.map(show) })],
       series: [
         { label: name, value: (_, value) => (value === null ? "–" : showX(value)) },
         ...lines.map((line, place) => ({

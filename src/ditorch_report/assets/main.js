@@ -195,6 +195,9 @@
     addEventListener("hashchange", () => {
       if (index && location.hash !== "#content") draw();
     });
+    const printing = (detail) => content.querySelectorAll(".rows").forEach((one) => one.dispatchEvent(new CustomEvent("printing", { detail })));
+    addEventListener("beforeprint", () => printing(true));
+    addEventListener("afterprint", () => printing(false));
     document.querySelector(".skip").addEventListener("click", (event) => {
       event.preventDefault();
       content.focus();

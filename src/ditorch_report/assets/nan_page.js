@@ -27,7 +27,7 @@ const NanPage = (() => {
     return element("div", { class: "verdict wrong" },
       element("p", { class: "kicker" }, t("The first one")),
       element("h2", { class: "guilty" }, Elements.dotted(row.name)),
-      element("p", { class: "lead" }, `${Words.reason(row.what)}, ${t(row.phase)}, ${t("step {0}", row.step)}`),
+      element("p", { class: "lead" }, Words.list([Words.reason(row.what), t(row.phase), t("step {0}", row.step)])),
       Elements.definitions([
         [t("module"), row.module ? element("code", {}, row.module) : t("outside of modules")],
         [t("line"), element("span", {}, `${place.name} `, element("code", {}, place.text))],
@@ -56,8 +56,8 @@ const NanPage = (() => {
         { title: t("op"), value: (place) => rows[place].name, show: (place) => Elements.op(rows[place].name) },
         { title: t("role"), value: role, show: (place) => element("span", { class: rows[place].role === "made" ? "bad" : "" }, role(place)) },
         { title: t("phase"), value: (place) => t(rows[place].phase), minor: true },
-        { title: t("step"), value: (place) => rows[place].step, numeric: true },
-        { title: t("module"), value: (place) => rows[place].module, minor: true },
+        { title: t("step"), value: (place) => rows[place].step, numeric: true, minor: true },
+        { title: t("module"), value: (place) => rows[place].module },
         { title: t("line"), value: (place) => rows[place].where, show: (place) => Elements.source(rows[place].where), minor: true },
       ],
     }).root;

@@ -46,7 +46,7 @@ const OverviewPage = (() => {
     const others = run.alerts.length - 1;
     return element("div", { class: "verdict wrong", role: "region", "aria-label": t("Verdict") },
       element("p", { class: "kicker" }, t("Alert in step {0}", first.step)),
-      element("h1", { class: "guilty" }, first.text),
+      element("h1", { class: "guilty" }, Words.reason(first.text)),
       Elements.definitions([
         [t("module"), first.module ? element("code", {}, first.module) : null],
         [t("rule"), first.rule],
@@ -56,8 +56,10 @@ const OverviewPage = (() => {
       typeNext(run));
   }
 
+  const commandsOf = (run) => (run.next || []).filter((text) => !text.startsWith("ditorch report")); // that is this page
+
   function typeNext(run) {
-    const [command] = run.next || [];
+    const [command] = commandsOf(run);
     return command ? [element("p", { class: "then" }, t("Type next:")), Elements.command(command)] : null;
   }
 
@@ -70,7 +72,7 @@ const OverviewPage = (() => {
     if (worst.tool === "OpOverflowCheck") {
       return t("{0}, {1}, in step {2}; {3} of this kind.", Words.reason(worst.what), t(worst.phase), worst.step, Words.calls(worst.calls));
     }
-    const share = worst.severity ? t("{0} further off than its dtype allows", Words.times(worst.severity)) : "";
+    const share = worst.severity ? t("{0} further off than its dtype allows", Words.fold(worst.severity)) : "";
     return t("Its {0} is wrong in {1}, {2}.", worst.what, Words.calls(worst.calls), share || t("whatever is allowed"));
   }
 
@@ -95,7 +97,7 @@ const OverviewPage = (() => {
     const time = run.ops.reduce((sum, row) => sum + row.forward + row.backward, 0);
     const peak = Math.max(0, ...(run.usage || []).map((row) => row.device_memory_peak || row.host_memory_peak || 0));
     const all = [
-      [t("calls"), Words.count(run.calls), "calls", ""],
+      run.calls ? [t("calls"), Words.count(run.calls), "calls", ""] : null,
       compared ? [t("wrong calls"), Words.count(wrong), "accuracy", wrong ? "bad" : "good"] : null,
       time ? [t("time in ops"), Words.milliseconds(time), "speed", ""] : null,
       waits ? [t("device idle"), Words.percent(1 - waits.busy / waits.span), "speed", ""] : null,
@@ -109,21 +111,23 @@ const OverviewPage = (() => {
 
   function wrongOnes(run, list) {
     return Elements.section(t("Wrong, the worst first"), wrongTable(run.wrong.slice(0, MAX_WRONG), run, list),
-      run.wrong.length > MAX_WRONG ? element("a", { href: Address.of("accuracy") }, t("all {0}", run.wrong.length)) : null);
+      run.wrong.length > MAX_WRONG ? element("a", { class: "more", href: Address.of("accuracy") }, t("all {0}", run.wrong.length)) : null);
   }
 
   function wrongTable(rows, run, list) {
     const open = (place) => { if (list && rows[place].call >= 0) location.hash = Address.of(list.address(rows[place].call)); };
+    const only = (name, column) => (rows.some((row) => row[name]) ? [column] : []); // each tool tells something else
     return new Table.SortedTable({
       label: t("Wrong, the worst first"), name: "wrong-", rows: Table.places(rows), open,
       columns: [
         { title: t("op"), value: (place) => rows[place].op, show: (place) => link(rows[place], list) },
         { title: t("what"), value: (place) => rows[place].what, show: (place) => Words.reason(rows[place].what), minor: true },
-        { title: t("off by"), value: (place) => rows[place].severity ?? 0, show: (place) => (rows[place].severity ? Words.times(rows[place].severity) : rows[place].phase ? t(rows[place].phase) : "–"), numeric: true },
-        { title: t("calls"), value: (place) => rows[place].calls, numeric: true, minor: true },
-        { title: t("module"), value: (place) => rows[place].module, minor: true },
+        ...only("severity", { title: t("off by"), value: (place) => rows[place].severity ?? 0, show: (place) => (rows[place].severity ? Words.times(rows[place].severity) : "–"), numeric: true }),
+        ...only("phase", { title: t("phase"), value: (place) => t(rows[place].phase || ""), minor: true }),
+        { title: t("calls"), value: (place) => rows[place].calls, show: (place) => Words.count(rows[place].calls), numeric: true, minor: true },
+        { title: t("module"), value: (place) => rows[place].module },
         { title: t("line"), value: (place) => rows[place].where, show: (place) => Elements.source(rows[place].where), minor: true },
-        { title: t("why"), value: (place) => Words.reason(rows[place].reason), minor: true },
+        ...only("reason", { title: t("why"), value: (place) => Words.reason(rows[place].reason), minor: true }),
       ],
     }).root;
   }
@@ -145,10 +149,10 @@ const OverviewPage = (() => {
         element("td", { class: "bar-cell", "aria-hidden": "true" }, element("div", { class: "time-bar" }, bar(row.forward, row.collective ? "collectives" : "forward"), bar(row.backward, "backward"))),
         element("td", { class: "number" }, Words.milliseconds(row.forward + row.backward)),
         element("td", { class: "number" }, Words.percent((row.forward + row.backward) / all)),
-        element("td", { class: "number minor" }, Words.calls(row.calls)));
+        element("td", { class: "number minor" }, Words.count(row.calls)));
     });
     const head = [t("op"), "", t("time"), t("share"), t("calls")].map((text, place) =>
-      element("th", { scope: "col", class: place > 1 ? (place === 4 ? "number minor" : "number") : null }, text));
+      element(text ? "th" : "td", { scope: text ? "col" : null, class: place > 1 ? (place === 4 ? "number minor" : "number") : null }, text));
     return Elements.section(t("Where the time goes"),
       element("p", { class: "legend" }, element("span", {}, element("i", { class: "forward" }), t("forward")), element("span", {}, element("i", { class: "backward" }), t("backward")),
         rows.some((row) => row.collective) ? element("span", {}, element("i", { class: "collectives" }), t("collectives")) : null),
@@ -171,8 +175,7 @@ const OverviewPage = (() => {
   }
 
   function next(run) {
-    const all = (run.next || []).filter((text) => !text.startsWith("ditorch report")); // that is this page
-    const commands = all.slice(run.wrong.length || run.alerts.length ? 1 : 0); // the verdict has the first
+    const commands = commandsOf(run).slice(run.wrong.length || run.alerts.length ? 1 : 0); // the verdict has the first
     return commands.length ? Elements.section(t("What to type next"), commands.map(Elements.command)) : null;
   }
 

@@ -39,7 +39,7 @@ const RanksPage = (() => {
     const slowest = own.indexOf(Math.max(...own));
     const others = median(own.filter((_, place) => place !== slowest));
     if (others > 0 && own[slowest] > SLOWER * others) {
-      found.push(t("Rank {0} is the slowest: {1} in its own ops, {2} the others' median.", rows[slowest].rank, Words.milliseconds(own[slowest]), Words.times(own[slowest] / others)));
+      found.push(t("Rank {0} is the slowest: {1} in its own ops, {2} the others' median.", rows[slowest].rank, Words.milliseconds(own[slowest]), Words.fold(own[slowest] / others)));
     }
     if (rows.some((row) => row.collectives)) found.push(t("Time in collectives has the waiting for other ranks in it: the rank with the least is the one that the others wait for."));
     return found;
@@ -64,7 +64,7 @@ const RanksPage = (() => {
       const times = rows.map((row) => row.ops[name] || 0);
       const usual = [...times].sort((a, b) => a - b)[Math.floor((times.length - 1) / 2)] || 1;
       const cells = times.map((time) => {
-        const cell = element("td", { class: "number", title: t("{0} of the median", Words.times(time / usual)) }, Words.milliseconds(time));
+        const cell = element("td", { class: "number", title: t("{0} of the median", Words.fold(time / usual)) }, Words.milliseconds(time));
         cell.style.background = colour(time / usual);
         return cell;
       });
@@ -72,7 +72,7 @@ const RanksPage = (() => {
     });
     const head = rows.map((row) => element("th", { scope: "col", class: "number" }, t("rank {0}", row.rank)));
     return Elements.section(t("Time of ops, rank by rank"), element("p", {}, t("Coloured where a rank takes longer than the median.")),
-      element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("Time of ops, rank by rank") }, element("table", { class: "small" },
+      element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": t("Time of ops, rank by rank") }, element("table", { class: "small" },
         element("thead", {}, element("tr", {}, element("th", { scope: "col" }, t("op")), head)), element("tbody", {}, body))));
   }
 

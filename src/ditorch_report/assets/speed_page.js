@@ -10,7 +10,7 @@ const SpeedPage = (() => {
     const said = ["forward", "backward", "collectives"].filter((name) => parts[name]).map((name) => `${t(name)} ${Words.milliseconds(parts[name])}`);
     return [
       title,
-      element("p", { class: "lead" }, `${t("Time in ops")}: ${Words.milliseconds(flame.time)} (${said.join(", ")}).`),
+      element("p", { class: "lead" }, `${t("Time in ops")}: ${Words.milliseconds(flame.time)} (${Words.list(said)}).`),
       Elements.section(t("By module and op"),
         element("p", { class: "legend" }, ["forward", "backward", "collectives"].map((name) => element("span", {}, element("i", { class: name }), t(name)))),
         FlameGraph.draw(flame)),
@@ -21,7 +21,7 @@ const SpeedPage = (() => {
   }
 
   function timeLine(trace, list, memory, run) {
-    const line = TimeLine.draw(trace, list);
+    const line = TimeLine.draw(trace, list, run);
     const left = trace.tracks.reduce((sum, track) => sum + track.left_out, 0);
     return Elements.section(t("Time line"), line.element,
       left ? element("p", { class: "note" }, t("{0} later events are not drawn; the trace file in the run's folder has them.", Words.count(left))) : null,

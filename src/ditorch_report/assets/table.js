@@ -8,8 +8,11 @@ const Table = (() => {
   const ROW_HEIGHT = 34;
   const SPARE_ROWS = 12;
   const FEW_ROWS = 30; // need no window of their own
+  const PRINTED_ROWS = 1000; // on paper nobody scrolls
   const SAMPLED_ROWS = 40; // whose texts decide how wide columns are
   const SHORT = 18; // letters
+  const LEAST = 9; // that a column of long texts has room for
+  const USUAL = 0.95; // of the rows have texts that their column has room for
   const NARROW = "(max-width: 860px)"; // as in report.css
 
   class SortedTable {
@@ -20,29 +23,38 @@ const Table = (() => {
       this.head = element("thead");
       this.body = element("tbody");
       this.table = element("table", { "aria-label": label }, this.head, this.body);
-      this.root = element("div", { class: "rows", tabindex: 0, role: "region", "aria-label": label }, this.table);
+      this.root = element("div", { class: "rows", tabindex: 0, role: "group", "aria-label": label }, this.table);
       this.root.addEventListener("scroll", () => this.draw(), { passive: true });
+      this.root.addEventListener("printing", (event) => this.draw(event.detail ? PRINTED_ROWS : FEW_ROWS));
       this.root.addEventListener("keydown", (event) => this.key(event));
       this.body.addEventListener("click", (event) => this.click(event));
       this.update(rows);
     }
 
     // Columns of short texts get what these need, those of long ones share the rest; where none is long, all share it.
+    // Where the window has not so much room, the table is wider than the window: it is scrolled, and no number is cut.
     widthsFor(rows) {
       const every = Math.max(1, Math.floor(rows.length / SAMPLED_ROWS));
       const sampled = Array.from(rows).filter((_, number) => number % every === 0);
-      const letters = this.columns.map((column) => {
-        const shown = sampled.map((place) => (column.show ? column.show(place) : column.value(place)));
-        const lengths = shown.map((one) => lettersOf(one instanceof Node ? one.textContent : String(one)));
-        return Math.max(lettersOf(column.title) + 2, ...lengths);
-      });
       const narrow = matchMedia(NARROW).matches;
-      const shared = letters.filter((_, number) => !this.columns[number].width && !(narrow && this.columns[number].minor));
-      const all = shared.reduce((sum, count) => sum + count + 3, 0);
-      const given = this.columns.reduce((sum, column) => sum + ((column.width || "").endsWith("%") ? parseFloat(column.width) : 0), 0);
+      const padding = narrow ? 18 : 26;
+      const letters = this.columns.map((column) => {
+        const lengths = sampled.map((place) => lettersOf(textOf(column.show ? column.show(place) : column.value(place)))).sort((a, b) => a - b);
+        const room = column.numeric ? lengths[lengths.length - 1] : lengths[Math.ceil(USUAL * (lengths.length - 1))];
+        const title = narrow ? column.title.split(/\s+/).reduce((most, word) => Math.max(most, lettersOf(word)), 0) : lettersOf(column.title) + 2;
+        return Math.max(title, room || 0);
+      });
+      const seen = letters.map((_, number) => !(narrow && this.columns[number].minor));
+      const shared = letters.filter((_, number) => seen[number] && !this.columns[number].width);
+      const space = padding / 9.3; // of 0.62em
+      const all = shared.reduce((sum, count) => sum + count + space, 0);
+      const percent = (column) => ((column.width || "").endsWith("%") ? parseFloat(column.width) : 0);
+      const given = this.columns.reduce((sum, column, number) => sum + (seen[number] ? percent(column) : 0), 0);
+      const least = letters.filter((_, number) => seen[number] && !percent(this.columns[number])).map((count) => (count > SHORT ? LEAST : count));
+      this.table.style.minWidth = `max(100%, calc((${least.reduce((sum, count) => sum + count, 0)} * 0.62em + ${least.length * padding}px) * ${100 / (100 - given)}))`;
       return letters.map((count) => {
-        if (shared.every((one) => one <= SHORT)) return `${((100 - given) * (count + 3)) / all}%`;
-        return count > SHORT ? "" : `calc(${count} * 0.62em + 26px)`;
+        if (shared.every((one) => one <= SHORT)) return `${((100 - given) * (count + space)) / all}%`;
+        return count > SHORT ? "" : `calc(${count} * 0.62em + ${padding}px)`;
       });
     }
 
@@ -97,8 +109,8 @@ const Table = (() => {
       this.head.querySelectorAll("button")[number].focus();
     }
 
-    draw() {
-      const few = this.rows.length <= FEW_ROWS;
+    draw(whole = FEW_ROWS) {
+      const few = this.rows.length <= whole;
       const top = few ? 0 : Math.max(0, Math.floor(this.root.scrollTop / ROW_HEIGHT) - SPARE_ROWS);
       const seen = few ? this.rows.length : Math.ceil((this.root.clientHeight || 600) / ROW_HEIGHT) + 2 * SPARE_ROWS;
       const bottom = Math.min(this.rows.length, top + seen);
@@ -158,6 +170,8 @@ const Table = (() => {
       this.draw();
     }
   }
+
+  const textOf = (shown) => (shown instanceof Node ? shown.textContent : String(shown));
 
   // Chinese ones take the room of two
   const lettersOf = (text) => text.length + (text.match(/[\u3000-\uffff]/g) || []).length;

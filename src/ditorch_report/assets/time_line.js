@@ -6,7 +6,7 @@ const TimeLine = (() => {
   const LANES = 3; // calls inside calls are drawn lower
 
   class Line {
-    constructor(data, list) {
+    constructor(data, list, run) {
       this.data = data;
       this.list = list;
       this.collectives = new Set(data.collectives);
@@ -20,7 +20,10 @@ const TimeLine = (() => {
       this.axis.setAttribute("class", "axis");
       this.axis.setAttribute("aria-hidden", "true");
       this.told = element("p", { class: "told", role: "status" }, t("Scroll or pinch to zoom, drag to move, click a call to open it."));
-      const names = this.tracks.map((track) => element("span", { title: track.name }, track.name));
+      const ranks = run.table.length > 1 ? run.table.map((process) => t("rank {0}", process.rank)) : [];
+      for (const track of this.tracks) track.rank = ranks[track.process] || "";
+      const names = this.tracks.map((track) => element("span", { title: `${track.rank} ${track.name}`.trim() },
+        track.rank ? element("b", {}, track.rank) : null, element("b", {}, track.name)));
       this.names = element("div", { class: "track-names", "aria-hidden": "true" }, names);
       this.plot = element("div", { class: "track-plot" }, this.axis, this.canvas);
       const button = (text, label, act) => element("button", { type: "button", class: "quiet", "aria-label": label, onclick: act }, text);
@@ -104,7 +107,7 @@ const TimeLine = (() => {
       if (this.names.offsetParent) return;
       paint.fillStyle = style.getPropertyValue("--muted"); // on a phone there is no room beside it
       paint.font = "10px system-ui, sans-serif";
-      paint.fillText(track.name, 4, top + 12);
+      paint.fillText(`${track.rank} ${track.name}`.trim(), 4, top + 12);
     }
 
     drawEvents(paint, track, top, colours, style) {
@@ -201,5 +204,5 @@ const TimeLine = (() => {
     return { ...track, start, duration, lane, until, firstAfter };
   }
 
-  return { draw: (data, list) => new Line(data, list) };
+  return { draw: (data, list, run) => new Line(data, list, run) };
 })();

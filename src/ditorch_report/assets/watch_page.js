@@ -16,7 +16,7 @@ const WatchPage = (() => {
     return [
       title,
       element("p", { class: "lead" }, said(alerts, Words.count(steps))),
-      alerts ? element("p", { class: "reason" }, t("step {0}", watch.alerts[0].step), ": ", watch.alerts[0].text) : null,
+      alerts ? element("p", { class: "reason" }, t("step {0}", watch.alerts[0].step), ": ", Words.reason(watch.alerts[0].text)) : null,
       watch.processes.some((one) => one.sharded) ? element("p", { class: "note" }, t("Parameters are sharded: each rank shows its own part.")) : null,
       alerts ? alertTable(watch.alerts) : null,
       CURVES.map(([name, text]) => curve(watch, name, text)),
@@ -35,7 +35,7 @@ const WatchPage = (() => {
       columns: [
         { title: t("rule"), value: (place) => rows[place].rule, show: (place) => element("span", { class: "tag bad" }, rows[place].rule) },
         { title: t("step"), value: (place) => rows[place].step, numeric: true },
-        { title: t("what"), value: (place) => rows[place].text },
+        { title: t("what"), value: (place) => Words.reason(rows[place].text) },
         { title: t("module"), value: (place) => rows[place].module, minor: true },
         { title: t("rank"), value: (place) => rows[place].rank, numeric: true, minor: true },
       ],

@@ -46,11 +46,17 @@ const Words = (() => {
   }
 
   const percent = (share) => `${number(100 * share, 3)} %`;
-  const times = (value) => (value > HUGE ? "∞" : `${value >= 1000 && value < 1e9 ? count(Math.round(value)) : number(value)}×`);
+  const times = (value) => (value > HUGE ? "∞×" : `${value >= 1000 && value < 1e9 ? count(Math.round(value)) : number(value)}×`);
+  // the same within a sentence
+  const fold = (value) => (language === "zh" ? `${times(value).slice(0, -1) || "∞"} 倍` : times(value));
+  const list = (texts) => texts.filter(Boolean).join(language === "zh" ? "，" : ", ");
   const date = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString(language === "zh" ? "zh-CN" : "en-GB") : "–");
   const calls = (value) => (value === 1 ? t("1 call") : t("{0} calls", count(value)));
 
   const ops = (value) => (value === 1 ? t("1 op") : t("{0} ops", count(value)));
+
+  // as a word of a command
+  const quoted = (text) => (/^[\w./:@%+=,-]+$/.test(text) ? text : `'${text.replace(/'/g, "'\\''")}'`);
 
   // what a tool wrote, as far as its pattern is known
   function reason(text) {
@@ -70,7 +76,7 @@ const Words = (() => {
   }
 
   return {
-    t, use, number, count, time, milliseconds, bytes, percent, times, date, calls, ops, reason, shortOp, place,
+    t, use, number, count, time, milliseconds, bytes, percent, times, fold, list, date, calls, ops, reason, shortOp, place, quoted,
     get language() { return language; },
   };
 })();
