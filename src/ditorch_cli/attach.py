@@ -28,6 +28,7 @@ from ditorch_shared.control import ControlError
 
 SCHEMA = "ditorch.attach/1"
 _SECONDS_UNTIL_A_WORD = 3.0
+_SECONDS_BETWEEN_LOOKS = 1.0  # whether the run goes on
 _ARGUMENTS = {"autocompare": "reference", "capture": "mode", "overflow": "action", "cast": "casts"}
 _OPTIONS = {
     option.tool: option
@@ -169,17 +170,23 @@ Spoken = TypeVar("Spoken")
 
 
 def _spoken(target: Target, patience: float, speak: Callable[[Conversation], Spoken]) -> Spoken:
-    began, is_told = time.monotonic(), False
+    began, looked, is_told = time.monotonic(), time.monotonic(), False
 
     def waiting(answers: list[Answer]) -> None:
-        nonlocal is_told
+        nonlocal is_told, looked
+        if time.monotonic() - looked > _SECONDS_BETWEEN_LOOKS:
+            if attach_target.is_over(target):
+                raise NoSuchRunError(
+                    f"the run in {target.run} ended before it answered: none of its processes is left on this machine"
+                )
+            looked = time.monotonic()
         if not is_told and time.monotonic() - began > _SECONDS_UNTIL_A_WORD:
             is_told = True
             print("ditorch attach: waiting for the end of a step …", file=sys.stderr)
 
     try:
         return speak(Conversation(target.run, patience, waiting))
-    except (DisagreementError, ControlError) as error:
+    except (DisagreementError, ControlError, NoSuchRunError) as error:
         _give_up(error)
     except KeyboardInterrupt:
         _give_up(DisagreementError("given up; the command is withdrawn"))

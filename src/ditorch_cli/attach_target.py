@@ -42,7 +42,12 @@ def _of_process(pid: int) -> Target:
         raise NoSuchRunError(f"there is no process {pid} on this machine") from None
     if owner != os.geteuid():
         raise NoSuchRunError(f"process {pid} belongs to {control.user(owner)}: only who started a run can attach to it")
-    runs = [run for one in processes.family(pid) if (run := _run_of(one)) is not None]
+    own = _run_of(pid)
+    runs = [own] if own else sorted({run for one in processes.family(pid) if (run := _run_of(one)) is not None})
+    if len(runs) > 1:
+        raise NoSuchRunError(
+            f"process {pid} has started {len(runs)} runs: give the folder of one: {', '.join(map(str, runs))}"
+        )
     if not runs:
         raise NoSuchRunError(
             f"process {pid} was not started by `ditorch run`: start the program with it (ditorch run …)"
@@ -69,6 +74,11 @@ def _make(run: Path, pid: int) -> None:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
     run.mkdir(parents=True, exist_ok=True)
     manifest.write(run, {**manifest.begun([os.fsdecode(word) for word in words], {}), "folder": None, "git": None})
+
+
+def is_over(target: Target) -> bool:
+    """Whether all its processes on this machine have ended since it was found."""
+    return bool(target.pids) and not _members(target.run)
 
 
 def _members(run: Path) -> tuple[int, ...]:

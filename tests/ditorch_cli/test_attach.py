@@ -372,3 +372,42 @@ def test_a_number_means_a_process_and_its_run_is_found_in_its_environment(tmp_pa
             process.kill()
     assert (found.run, found.pids) == (tmp_path / "run", (process.pid,))
     assert "time.sleep" in json.loads((tmp_path / "run/manifest.json").read_text())["command"]
+
+
+@pytest.fixture
+def sleeping():
+    """Starts processes that belong to runs: they do nothing."""
+    started = []
+
+    def begin(*runs):
+        code = "import time; print(flush=True); time.sleep(300)"
+        for run in runs:
+            variables = {**os.environ, "DITORCH_CONTROL": str(run)}
+            process = subprocess.Popen([sys.executable, "-S", "-c", code], env=variables, stdout=subprocess.PIPE)
+            started.append(process)
+            process.stdout.readline()
+        return started
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_number_above_several_runs_is_no_guess(sleeping, run, tmp_path):
+    """A shell, or process 1, has started more than one run: which of them is meant?"""
+    sleeping(tmp_path / "first", tmp_path / "second")
+    told = run("on", "time", of=os.getpid()).stderr
+    assert f"process {os.getpid()} has started 2 runs: give the folder of one: {tmp_path}/first, {tmp_path}/sec" in told
+    assert not (tmp_path / "first").exists()
+
+
+def test_a_run_that_ends_while_it_is_asked_is_told_at_once(sleeping, run, tmp_path):
+    [process] = sleeping(tmp_path)
+    ending = threading.Timer(1.0, process.kill)
+    ending.start()
+    told = run("status", "--wait", "300")
+    ending.join()
+    assert told.exit_code == 1
+    assert f"the run in {tmp_path} ended before it answered: none of its processes is left" in told.stderr
+    assert not (tmp_path / "control" / control.COMMAND).exists()
