@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,6 +153,16 @@ def test_the_site_shows_every_page_in_both_languages():
     )
     assert sorted(english) == [page.name for page in ENGLISH]
     assert chinese == english
+
+
+def test_lines_of_chinese_text_are_joined_without_a_space():
+    """A browser shows a new line as a space, which Chinese has none of; code stays as it is."""
+    pytest.importorskip("mkdocs")
+    hooks = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))
+    config = SimpleNamespace(docs_dir=str(ROOT / "docs" / "zh"))
+    text = "设备在等\n什么，\n  见 `a.py`\n和 [b](b.md)。\n\n- 一\n- 二，\n  三\n\n```text\n甲\n乙\n```\n丙\n丁\n"
+    joined = "设备在等什么，见 `a.py`\n和 [b](b.md)。\n\n- 一\n- 二，三\n\n```text\n甲\n乙\n```\n丙丁\n"
+    assert hooks["on_page_markdown"](text, None, config, None) == joined
 
 
 @pytest.mark.slow
