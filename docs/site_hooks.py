@@ -1,5 +1,5 @@
-"""For mkdocs: links that lead out of the pages' folder, as they do on GitHub; the Chinese pages' pictures, and their lines,
-which browsers would join with a space."""
+"""For mkdocs: links that lead out of the pages' folder, as they do on GitHub; the Chinese pages' pictures, and their
+lines, which browsers would join with a space."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ const Table = (() => {
     }
   }
 
-  const textOf = (shown) => (shown instanceof Node ? shown.textContent : String(shown));
+  const textOf = (shown) => (shown instanceof Node ? shown.textContent + (shown.className.startsWith("tag") ? "  " : "") : String(shown));
 
   // Chinese ones take the room of two
   const lettersOf = (text) => text.length + (text.match(/[\u3000-\uffff]/g) || []).length;
