@@ -32,7 +32,7 @@ const OverviewPage = (() => {
       Elements.definitions([
         [t("module"), worst.module ? element("code", {}, worst.module) : t("outside of modules")],
         [t("line"), element("span", {}, `${place.name} `, element("code", {}, place.text))],
-        [t("first seen"), t("step {0}, call {1}", worst.step, worst.forward_id) + ranks(run, worst)],
+        [t("first seen"), Words.list([t("step {0}, call {1}", worst.step, worst.forward_id), ranks(run, worst)])],
       ]),
       element("p", { class: "actions" },
         address ? element("a", { class: "button", href: address }, t("Look at this call")) : null,
@@ -65,7 +65,7 @@ const OverviewPage = (() => {
 
   function ranks(run, row) {
     const all = new Set(run.table.map((process) => process.rank)).size;
-    return all > 1 && row.ranks.length ? `, ${t("ranks {0}", row.ranks.join(", "))}` : "";
+    return all > 1 && row.ranks.length ? t("ranks {0}", row.ranks.join(", ")) : "";
   }
 
   function sentence(worst) {
