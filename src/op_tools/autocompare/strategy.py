@@ -33,7 +33,7 @@ from op_tools.core.gradients import Gradients
 from op_tools.device import generators
 from op_tools.ops import autocast_policy, catalogue
 from op_tools.ops.catalogue import Trait
-from op_tools.ops.names import normalized
+from op_tools.ops.names import normalized, works_in_place
 from op_tools.ops.silent_writes import REGISTERED, silent_places, silently_written
 from op_tools.output import messages
 from op_tools.values.tensors import requires_grad, tensors_in, versions_of
@@ -341,8 +341,7 @@ def _may_write(name: str, func: Any) -> bool:
 
 @functools.lru_cache(maxsize=10_000)
 def _is_called_in_place(name: str) -> bool:
-    short = normalized(name).form or name
-    return short == "__setitem__" or (short.endswith("_") and not short.endswith("__"))
+    return works_in_place(normalized(name).form or name)
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -211,7 +211,7 @@ class Statistics:
         stages: list[Stage | digests.DigestStage] = [*self._stages.values(), *self._fused_stages.values()]
         for stage in stages:
             try:
-                stage.flush(to_the_end=True)
+                stage.flush()
             except Exception as error:  # noqa: BLE001  the device may be out of memory, and training goes on
                 reason = str(error).partition("\n")[0]
                 messages.complain_once("digests", text=f"OpCapture lost some statistics: {reason}; training goes on")

@@ -75,7 +75,7 @@ class DigestStage:
         batch.used += count
         batch.labels.append((label, group.numbers))
 
-    def flush(self, to_the_end: bool = True) -> None:
+    def flush(self) -> None:
         """Has all digests fetched and handed over."""
         batch, self._batch = self._batch, None
         if batch is not None:

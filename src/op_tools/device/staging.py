@@ -198,7 +198,7 @@ class Stage:
             memory[start : start + length].view(tensor.shape).copy_(tensor)
             start += length
 
-    def flush(self, to_the_end: bool = False) -> None:
+    def flush(self) -> None:
         """Has the digests made of all that was gathered, and handed over."""
         buffer, self._buffer = self._buffer, None
         if buffer is not None:

@@ -70,3 +70,9 @@ def normalized(name: str) -> OpName:
         base = operator[1]
     base = base.removeprefix("_foreach_")
     return OpName(base[:-1] if base.endswith("_") and not base.endswith("__") else base, form)
+
+
+def works_in_place(form: str) -> bool:
+    """Whether an op changes its first argument, told by its `form`: `add_`, `__iadd__`, `__setitem__`."""
+    is_operator = form == "__setitem__" or _IN_PLACE_OPERATOR.fullmatch(form) is not None
+    return is_operator or (form.endswith("_") and not form.endswith("__"))

@@ -15,7 +15,7 @@ from torch import Tensor
 from ditorch_shared.collectives import is_collective
 from op_tools.core.call import OpCall
 from op_tools.ops.catalogue import MAY_BE_VIEW, Trait, has
-from op_tools.ops.names import normalized
+from op_tools.ops.names import normalized, works_in_place
 from op_tools.ops.silent_writes import REGISTERED, may_write_silently, silently_written
 from op_tools.values import trees
 from op_tools.values.tensors import tensors_in
@@ -35,7 +35,7 @@ class Intent:
         self.reads_back = has(name, Trait.READS_BACK)
         # a collective writes to its result when the other processes are there, which may be later
         self.result_is_unknown = has(name, Trait.EMPTY) or is_collective(name)
-        self._changed: set[Key] = {0} if _changes_first(normalized(name).form) else set()
+        self._changed: set[Key] = {0} if works_in_place(normalized(name).form) else set()
         self._in_place = _position_of_in_place(func)
         self._writes_silently = may_write_silently(name, isinstance(func, REGISTERED))
         # what the functions of others change is learned when they do it
@@ -77,14 +77,6 @@ def written_down(values: Iterable[Any]) -> float:
             return math.nan
         found = max(found, size if math.isinf(size) else 0.0)
     return found
-
-
-def _changes_first(name: str) -> bool:
-    if name.startswith("__"):
-        return name in ("__setitem__", "__ipow__", "__imod__", "__imatmul__") or name[2:].startswith(
-            ("iadd", "isub", "imul", "idiv", "itrue", "ifloor", "iand", "ior", "ixor", "ilshift", "irshift")
-        )
-    return name.endswith("_")
 
 
 def _position_of_in_place(func: Callable[..., Any]) -> int | None:

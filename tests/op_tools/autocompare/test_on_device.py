@@ -54,6 +54,16 @@ def test_small_sums_of_large_terms_are_no_fault(wrong, device):
         assert list(wrong(program)) == []
 
 
+def test_an_operator_that_works_in_place_is_compared_at_its_first_call(wrong, device):
+    x = torch.rand(64, device=device) + 0.5
+
+    def program(x):
+        x /= 3
+        x **= 2  # dispatched as __ipow__, which the device would see with its argument changed already
+
+    assert wrong(lambda: program(x)).not_looked_at == []
+
+
 @pytest.fixture
 def halved(device):
     """An op that is right in float64 alone; on the CPU it is right, or not there."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from op_tools.ops.names import op_name
+from op_tools.ops.names import op_name, works_in_place
 
 
 def test_a_product_has_the_name_that_it_was_called_by():
@@ -13,3 +14,17 @@ def test_a_product_has_the_name_that_it_was_called_by():
     assert op_name(torch.spmm) == "torch.spmm"
     assert op_name(torch.add) == "torch.add"
     assert op_name(torch.Tensor.__abs__) == "torch.Tensor.abs"
+
+
+@pytest.mark.parametrize(
+    "form", ["add_", "__iadd__", "__ipow__", "__ilshift__", "__itruediv__", "__setitem__", "_foreach_add_"]
+)
+def test_what_works_in_place_is_known_by_its_name(form):
+    assert works_in_place(form)
+
+
+@pytest.mark.parametrize(
+    "form", ["add", "__add__", "__invert__", "__int__", "__index__", "__iter__", "__getitem__", ""]
+)
+def test_what_works_in_no_place_is_known_by_its_name(form):
+    assert not works_in_place(form)
