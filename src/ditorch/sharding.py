@@ -46,7 +46,7 @@ def teach_attention() -> Callable[[], None]:
 def _teach() -> Iterator[Callable[[], object]]:
     """Registers what DTensor has no rule for, and yields how to take each back."""
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_NAME}", "Meta"):
-        return  # before torch 2.7: DTensor plans with the shapes of results, and here nobody knows them
+        return  # before torch 2.7: DTensor plans with the shapes of results, and here they are unknown
     from torch.distributed.tensor.experimental import register_sharding
 
     forward, backward = (getattr(torch.ops.aten, name).default for name in (_NAME, f"{_NAME}_backward"))

@@ -40,7 +40,7 @@ _rehearsed: str = ""  # the chip that it behaves like
 
 
 def rehearsed() -> str:
-    """The chip of DITORCH_SIM_PROFILE, in words; nothing where it behaves like itself."""
+    """The chip of DITORCH_SIM_PROFILE, as text; nothing where it behaves like itself."""
     return _rehearsed
 
 

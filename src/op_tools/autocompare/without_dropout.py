@@ -81,7 +81,7 @@ def _gradients_of(outputs: Any, leaves: Any, arrived: Any) -> Sequence[Tensor | 
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """What autocast makes of these leaves is of no use to anybody."""
+    """What autocast makes of these leaves is of no use to the program."""
     is_enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

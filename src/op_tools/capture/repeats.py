@@ -2,7 +2,7 @@
 
 A tensor's version tells only of changes that went by way of torch: a kernel of a third party, or anything done to
 `.data`, leaves it as it is. So a tensor counts as unchanged only between the list ops that one run of a function of
-torch's own makes, as an optimizer's step does: nobody else has a hand in there. These are most of what a step touches.
+torch's own makes, as an optimizer's step does: nothing else runs in between. These are most of what a step touches.
 """
 
 from __future__ import annotations

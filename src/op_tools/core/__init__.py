@@ -7,7 +7,7 @@ call.py                OpCall, the record of one call
 where.py               its line and module; source_line.py: that line as text, and ops run in its name
 gradients.py           finds an op's edges in autograd's graph, and hears what flows there
 watcher.py             what the core calls of a tool; tool.py: what users start and stop
-features.py            apply_feature; spelling.py: slips in names of variables and ops
+features.py            apply_feature; spelling.py: misspelt names of variables and ops
 guard.py               a tool's own failure never ends the program; modes.py: no mode sees a tool's own ops
 running.py             all tools at work; steps.py: which step it is
 termination.py         SIGTERM; interruption.py: what must wait until the program is between two lines

@@ -298,13 +298,13 @@ _Kept = Optional[tuple[Tensor, int]]
 
 
 def _kept(gradient: Tensor | None) -> _Kept:
-    """Until the op's other nodes have run. Autograd takes a gradient for its own that nobody else holds, and copies it
+    """Until the op's other nodes have run. Autograd takes over a gradient that has no other reference, and copies it
     otherwise: so another tensor with the same memory is held."""
     return None if gradient is None else (gradient.detach(), 0 if gradient.is_inference() else gradient._version)
 
 
 def _given(kept: _Kept) -> Tensor | None:
-    """What somebody has changed since it flowed, such as a hook on a parameter's gradient, is not what flowed."""
+    """What was changed since it flowed, as by a hook on a parameter's gradient, is not what flowed."""
     if kept is None:
         return None
     gradient, version = kept

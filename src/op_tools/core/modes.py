@@ -1,4 +1,4 @@
-"""How the tools compute where modes are on: what they do is no business of a FLOP counter or of checkpointing."""
+"""How the tools compute where modes are on: a FLOP counter or checkpointing must not see their ops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def without_mode(
     @functools.wraps(function)
     @dynamo.hidden
     def unseen(*args: Any, **kwargs: Any) -> Any:
-        # a mode of somebody else may want to see it
+        # another mode may want to see it
         if count() != 1 or type(topmost(0)) is not mode_class or not (condition is None or condition(*args, **kwargs)):
             return function(*args, **kwargs)
         mode = take_off()

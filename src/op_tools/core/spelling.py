@@ -1,4 +1,4 @@
-"""Slips of the pen, said once when a tool starts: variables that are not read, names in lists that no op has."""
+"""Misspellings, said once when a tool starts: variables that are not read, names in lists that no op has."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class _Waiting:
         self._thread = threading.Thread(target=self._wait, name="op_tools SIGTERM", daemon=True)
         self._thread.start()
         self._others = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        if self._others != -1:  # somebody else's, such as asyncio's: then the handler alone has to do
+        if self._others != -1:  # it is used already, as by asyncio: then the handler alone has to do
             signal.set_wakeup_fd(self._others)
         signal.signal(signal.SIGTERM, self._handle)
 

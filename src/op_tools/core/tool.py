@@ -53,7 +53,7 @@ class Tool(Watcher[State, Kept]):
         _tell_all_arguments(cls)
 
     def __new__(cls: type[Self], *positional: Any, **arguments: Any) -> Self:
-        """What cannot be an argument is said in words; `@OpCapture` without brackets is the usual slip."""
+        """Says what cannot be an argument; `@OpCapture` without brackets is the usual mistake."""
         try:
             inspect.signature(cls).bind(*positional, **arguments)
         except TypeError as error:
@@ -150,7 +150,7 @@ class Tool(Watcher[State, Kept]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._entered and self._entered.pop():  # else somebody else has started it, and stops it
+        if self._entered and self._entered.pop():  # else it was started elsewhere, and is stopped there
             self.stop()
 
     def __call__(self, function: Function) -> Function:

@@ -17,7 +17,7 @@ class HasLine(Protocol):
 
 
 class Line(NamedTuple):
-    """One that is in words already."""
+    """One that is text already."""
 
     text: str
 

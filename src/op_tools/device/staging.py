@@ -2,7 +2,7 @@
 
 The copy is the only thing that happens at the call. When the buffer is full, a few kernels go over all tensors of one
 shape in it, and their results are read when the device has long done them; the next tensors go into another buffer
-meanwhile. So nobody waits for the device. A tensor that is larger than a buffer is digested at the call.
+meanwhile. So the host does not wait for the device. A tensor that is larger than a buffer is digested at the call.
 """
 
 from __future__ import annotations

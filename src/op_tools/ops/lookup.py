@@ -73,7 +73,7 @@ def reason_for_no_op(entry: str) -> str | None:
     """For an entry of a list: why no op can ever match it, with a suggestion. None where one may."""
     is_name = re.fullmatch(r"[\w.]+", entry)
     if not is_name or ("." in entry and not entry.startswith(_HOMES)):
-        return None  # a pattern, or a function of somebody else's
+        return None  # a pattern, or a function of a third party
     owner: Any = torch if entry.startswith("torch.") else None
     for part in entry.split(".")[1:] if owner is not None else ():
         owner = getattr(owner, part, None)

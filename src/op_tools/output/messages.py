@@ -11,7 +11,7 @@ from ditorch_shared import messages as kept
 from op_tools import settings
 
 _said: set[tuple[str, ...]] = set()
-not_seen: list[str] = []  # what the tools did not look at, in words: for the record of a run
+not_seen: list[str] = []  # what the tools did not look at: for the record of a run
 _lock = threading.Lock()
 
 

@@ -18,7 +18,7 @@ _open: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
 def finish_all(seconds: float) -> None:
-    """At the program's end: those that nobody could close (Ctrl-C, twice) write what they were given, in this time."""
+    """At the program's end: those that were not closed (Ctrl-C, twice) write what they were given, in this time."""
     until = time.monotonic() + seconds
     for writer in list(_open):
         writer.finish(until)
@@ -48,7 +48,7 @@ class Writer:
         is_excused: Callable[[Exception], bool] = lambda error: False,
     ) -> None:
         self._owner = owner
-        self._is_excused = is_excused  # somebody else says what there is to say
+        self._is_excused = is_excused  # what is said elsewhere
         self._after_each = after_each
         self._queue: queue.Queue[Work | None] = queue.Queue(MAX_QUEUED_WORK)
         self._lock = threading.Lock()

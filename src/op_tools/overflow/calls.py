@@ -107,7 +107,7 @@ class CheckedCall:
                     yield tensor, version
 
     def let_go(self) -> None:
-        """Holds no tensor on the device any longer. What somebody else holds can still be found."""
+        """Holds no tensor on the device any longer. What the program holds can still be found."""
         self._references = [weakref.ref(one) for one in self.results() if one is not None]
         call, self.call = self.call, self.call.without_tensors()
         self.call.args = trees.map_tensors(_reference, call.args)
@@ -217,7 +217,7 @@ class Window(Batch):
         return self._values[index] if self._values else 0.0
 
     def let_go(self) -> None:
-        """Holds no tensors any longer; what somebody else holds can still be found."""
+        """Holds no tensors any longer; what the program holds can still be found."""
         self.holds = False
         for call in self.calls:
             call.let_go()

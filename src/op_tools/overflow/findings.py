@@ -41,7 +41,7 @@ class Finding:
 
 
 def finding(checked: CheckedCall, what: str) -> Finding:
-    """A call in words: its tensors may go."""
+    """What is told of a call: its tensors may be freed."""
     call, phase = checked.call, "forward" if checked.gradients is None else "backward"
     return Finding(call.name, phase, what, call.id, call.step, call.where.module, call.where.line())
 

@@ -55,7 +55,7 @@ def can_be_checked(tensor: Tensor) -> bool:
 
 
 def is_intact(tensor: Tensor, version: int | None) -> bool:
-    """False where somebody has changed it since, or has freed its memory, as sharded training does."""
+    """False where it has been changed since, or its memory was freed, as sharded training does."""
     if version is not None and tensor._version != version:
         return False
     return tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() > 0 or tensor.numel() == 0

@@ -1,7 +1,7 @@
 """What an op means to do, as far as NaN and infinities are concerned: told by its name and its arguments.
 
-An infinity that the user wrote down is intent. So is what he brings along in data, and what memory happens to hold that
-nobody has written to yet.
+An infinity that the user wrote down is intent. So is what comes in with data, and what
+uninitialized memory happens to hold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What came out of a replay: as data, as JSON, as a table of all calls on disk, and in words."""
+"""What came out of a replay: as data, as JSON, as a table of all calls on disk, and as text."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class ReplayResults:
             "files": self.files,
         }
 
-    # -- in words -----------------------------------------------------------------------------------------------------
+    # -- as text -----------------------------------------------------------------------------------------------------
 
     def text(self, width: int) -> str:
         """What is wrong, one table, one line."""

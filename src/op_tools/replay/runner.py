@@ -56,7 +56,7 @@ class Options:
     device: str | None = None
     trusted: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()  # names and regular expressions; none: all
-    warm_up: int = 0  # runs of each call that nobody looks at
+    warm_up: int = 0  # runs of each call that do not count
     jobs: int = 1  # processes
 
 

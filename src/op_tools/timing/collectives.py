@@ -162,7 +162,7 @@ _KEY = "ADInplaceOrView"
 
 
 class _Kernels:
-    """Stand before all collectives while somebody listens."""
+    """Stand before all collectives while a tool listens."""
 
     def __init__(self) -> None:
         self._listeners: list[TimedCollectives] = []

@@ -41,7 +41,7 @@ class NativeLedger(Book):
         progress.counted_elsewhere.append(self._progress)
 
     def _progress(self) -> tuple[list[Asked], list[Asked]]:
-        """Calls that take the shortcut are known to nobody else."""
+        """Calls that take the shortcut are known here only."""
         passed, unread = self.timer.progress()
         return _asked(passed), _asked(unread)
 

@@ -68,7 +68,7 @@ def are_these(references: list[weakref.ref[Tensor]], tensors: Sequence[Tensor]) 
 def aliases_of(inputs: Gradients, outputs: Gradients) -> tuple[Gradients, list[Tensor]]:
     """The gradients of inputs, where an alias stands for each that is new; and the new ones.
 
-    Autograd copies a gradient that somebody else has hold of, where it could keep it: hence aliases. Those of outputs
+    Autograd copies a gradient that has another reference, where it could keep it: hence aliases. Those of outputs
     are the new ones where all are only passed on: sums may not have been looked at yet.
     """
     left: Gradients = []

@@ -1,7 +1,7 @@
 """The device's part of a step: a few numbers of each tensor, computed behind the work that makes it.
 
-Activations gather until there are some, or until somebody is about to change one in place. Numbers stay on the device
-until the step ends; then all of them come to the host in one copy, which nobody waits for.
+Activations gather until there are some, or until one is about to be changed in place. Numbers stay on the device
+until the step ends; then all of them come to the host in one copy, without a wait.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _Pairs = Iterator["tuple[Tensor, Tensor]"]
 
 
 def hold(call: ObservedCall) -> bool:
-    """False where the factors that came out are none of the matrix that was given; True also where nobody knows."""
+    """False where the factors that came out are none of the matrix that was given; True also where that is unknown."""
     pairs_of = _FACTORS.get(normalized(call.name).base)
     if pairs_of is None:
         return True

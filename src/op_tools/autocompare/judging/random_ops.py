@@ -57,7 +57,7 @@ def is_random(call: ObservedCall) -> bool:
 
 
 def drops_inside(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call drops numbers on its way, where nobody sees which."""
+    """Whether this call drops numbers on its way, where they cannot be seen."""
     base = normalized(name).base
     if base in _ATTENTION:
         drops = float(argument(args, kwargs, _ATTENTION[base], "dropout_p", 0.0)) > 0
@@ -95,7 +95,7 @@ def _in_training(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def forward_rows(call: ObservedCall, tolerances: Tolerances) -> list[Row]:
-    """What can be said about the results of a random call; nothing where nobody knows what it should draw."""
+    """What can be said about the results of a random call; nothing where it is unknown what it should draw."""
     result = next(trees.tensors(call.result), None)
     if result is None:
         return []

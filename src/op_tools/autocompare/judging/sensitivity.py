@@ -54,7 +54,7 @@ class Sensitivity:
     def allowance(self, part: Part, precision: Precision) -> Tensor | None:
         """What each element may be off by because of what cancels out: part of its `sensitivity`, soon to be had.
 
-        Nobody waits for the device. None where nothing cancels out, or it cannot be had: then there is a full look.
+        There is no wait for the device. None where nothing cancels out, or it cannot be had: then there is a full look.
         """
         if Trait.LOGITS not in self._traits:
             return None

@@ -56,7 +56,7 @@ def same_values(name: str, given: Arguments, got: Tensor, expected: Tensor) -> b
 
 
 def _dimension(base: str, given: Arguments) -> tuple[int | None] | None:
-    """The dimension that a call chooses along, itself None for all of them; None where nobody knows."""
+    """The dimension that a call chooses along, itself None for all of them; None where that is unknown."""
     if base not in _DIMENSIONS:
         return None
     position, default = _DIMENSIONS[base]

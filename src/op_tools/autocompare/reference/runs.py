@@ -1,7 +1,7 @@
 """The runs that a call is compared with: in higher precision, in the device's own dtype, and more for a closer look.
 
 A run here disturbs nothing: gradients, autocast, random numbers and modes stay as they are. Warnings of a second run
-are of no use to anybody; `silence` keeps them away. How a call is run is decided in ways.py.
+help no user; `silence` keeps them away. How a call is run is decided in ways.py.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Reference:
                 self._other_ways = ways[number + 1 :]
                 return ""
             except Exception as error:  # noqa: BLE001  whatever the CPU cannot do
-                reason = _in_words(error)
+                reason = _one_line(error)
         return reason
 
     def _run_in_higher_precision(self, reason: str) -> None:
@@ -138,7 +138,7 @@ class Reference:
             if self._run_instead(error):
                 return
             if self.same is None and not self._run_in_single():
-                raise CannotCompare(reason or _in_words(error)) from None
+                raise CannotCompare(reason or _one_line(error)) from None
             if self.same is not None:
                 self.expected, self.gradients = self.same, self.same_gradients
 
@@ -284,7 +284,7 @@ def _is_coarser(one: torch.dtype, other: torch.dtype) -> bool:
     return one in limits.IN_16_BITS and other is torch.float32
 
 
-def _in_words(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 

@@ -48,8 +48,8 @@ def _above_autograd() -> Iterator[None]:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
 
 
-# None unless checkpointing, or somebody else, hooks into what is saved for backward: what we save is no business of
-# theirs. Where torch does not tell, somebody may.
+# None unless checkpointing, or other code, hooks into what is saved for backward: it must not see what we save.
+# Where torch does not tell, there may be such hooks.
 top_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
 
 

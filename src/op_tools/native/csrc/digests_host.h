@@ -59,7 +59,7 @@ inline PyObject* digest(PyObject*, PyObject* const* arguments, Py_ssize_t count)
   const auto tensors = python::tensors_of(arguments[0], "digest(tensors, lines, first)");
   const at::Tensor lines = THPVariable_Unpack(arguments[1]);
   {
-    pybind11::gil_scoped_release no_lock;
+    pybind11::gil_scoped_release no_gil;
     at::AutoDispatchBelowADInplaceOrView below;
     handle.call(tensors, lines, first);
   }
@@ -91,7 +91,7 @@ inline bool add_to(PyObject* module) {
     library.def("address(Tensor tensor) -> int");
     library.impl("digest", torch::dispatch(c10::DispatchKey::CPU, digest_on_cpu));
     library.impl("address", torch::dispatch(c10::DispatchKey::CPU, address_on_cpu));
-  } catch (const std::exception&) {  // somebody else has taken their names
+  } catch (const std::exception&) {  // their names are taken
     return true;
   }
   return PyModule_AddFunctions(module, functions) == 0;

@@ -136,7 +136,7 @@ class CallGradients : public std::enable_shared_from_this<CallGradients> {
         c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
   };
 
-  // Until the op's other nodes have run. Autograd takes a gradient for its own that nobody else holds, and copies it
+  // Until the op's other nodes have run. Autograd takes over a gradient that has no other reference, and copies it
   // otherwise: so another tensor with the same memory is held.
   Variable kept(const Variable& gradient) const {
     if (expected == 1) return gradient;
@@ -155,7 +155,7 @@ class CallGradients : public std::enable_shared_from_this<CallGradients> {
     if (seen_) hand_over(lock);
   }
 
-  // What somebody has changed since it flowed, such as a hook on a parameter's gradient, is not what flowed.
+  // What was changed since it flowed, as by a hook on a parameter's gradient, is not what flowed.
   static void drop_changed(variable_list& tensors, const std::vector<int64_t>& versions) {
     for (size_t index = 0; index < tensors.size(); ++index)
       if (tensors[index].defined() && version_of(tensors[index]) != versions[index]) tensors[index] = Variable();

@@ -1,4 +1,4 @@
-// The book of times: what op_tools.timing.ledger does in Python. Rows, lines of the trace, and sums, in words.
+// The book of times: what op_tools.timing.ledger does in Python. Rows, lines of the trace, and sums, as text.
 #pragma once
 
 #include "python.h"
@@ -80,7 +80,7 @@ inline Text kept_as(Kept& last, const likeness::Gradients& gradients) {
 
 struct Total;
 
-// What the book writes of every call at one place, in words once and for all.
+// What the book writes of every call at one place, formatted once.
 struct Phrases {
   Phrases(const std::string& name, const std::string& module, const std::string& line, Total& its_total)
       : begin_of_row(as_cell(name) + ','),

@@ -1,4 +1,4 @@
-// What a description is made of, in numbers: calls that are alike in these are alike in words (signature.h), which take
+// What a description is made of, in numbers: calls that are alike in these have one text (signature.h), which takes
 // several times as long to make.
 #pragma once
 

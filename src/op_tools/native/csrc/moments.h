@@ -36,8 +36,7 @@ inline uint64_t sum_of_bits(const void* data, int64_t length) {
 
 // `Whole`: unsigned, as wide as the values; `infinite`: the bits of an infinity.
 template <typename Of, typename Whole>
-inline void add_block(const typename Of::Raw* elements, int64_t length, Whole infinite,
-                               Moments<Whole>& found) {
+inline void add_block(const typename Of::Raw* elements, int64_t length, Whole infinite, Moments<Whole>& found) {
   using Values = typename Of::Values;
   typedef Whole Wholes __attribute__((vector_size(kBytes)));
   Values sum = {}, square = {};
@@ -113,7 +112,7 @@ inline PyObject* moments(PyObject*, PyObject* const* arguments, Py_ssize_t count
   const auto tensors = python::tensors_of(arguments[0], "moments(tensors, lines)");
   const at::Tensor lines = THPVariable_Unpack(arguments[1]);
   {
-    pybind11::gil_scoped_release no_lock;
+    pybind11::gil_scoped_release no_gil;
     at::AutoDispatchBelowADInplaceOrView below;
     handle.call(tensors, lines);
   }
@@ -130,7 +129,7 @@ inline bool add_to(PyObject* module) {
     static torch::Library library(torch::Library::FRAGMENT, "op_tools", std::nullopt, __FILE__, __LINE__);
     library.def("moments(Tensor[] tensors, Tensor(a!) lines) -> ()");
     library.impl("moments", torch::dispatch(c10::DispatchKey::CPU, on_cpu));
-  } catch (const std::exception&) {  // somebody else has taken its name
+  } catch (const std::exception&) {  // its name is taken
     return true;
   }
   return PyModule_AddFunctions(module, functions) == 0;

@@ -1,13 +1,19 @@
 // What is asked of every op call and of every autograd node, without Python: op_tools works the same without it, slower.
 // A file is named after its twin in Python and uses the same names.
 //
-// In reading order: python.h (objects of Python's, held by threads of autograd's), signature.h (arguments in words),
-// likeness.h (what these are made of), ledger.h, timer.h and span.h (the clock of
-// OpTimeMeasure), gradients.h (those at the edge of one op call), where.h (where in the program a call is), shortcut.h
-// (the whole way of a call that is only timed), notes.h (the tensors of a call), places.h (where they lie), tables.h
-// (tables of arguments), tensors.h (many tensors at once), digest_layout.h, digest.h and
-// digests_host.h (a few numbers that tell what a
-// tensor holds), moments.h (few and cheap ones, of every step), and here the module.
+// In reading order:
+// python.h         Python's objects, held by threads of autograd's
+// signature.h      arguments as JSON; likeness.h: what makes two of them alike, in numbers
+// ledger.h         OpTimeMeasure's rows and sums; timer.h and span.h: its clock
+// gradients.h      those at the edge of one op call
+// where.h          where in the program a call is
+// shortcut.h       the whole way of a call that is only timed
+// notes.h          the tensors of a call; places.h: where they lie
+// tables.h         tables of arguments
+// tensors.h        many tensors at once
+// digest_layout.h  digest.h, digests_host.h: a few numbers that tell what a tensor holds
+// moments.h        few and cheap ones, of every step
+// and here the module.
 #ifndef NDEBUG
 #define NDEBUG  // or pybind11 asks at every reference whether the GIL is held, and torch checks itself
 #endif

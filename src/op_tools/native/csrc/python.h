@@ -1,4 +1,4 @@
-// Python's objects, for code that runs with and without the interpreter's lock.
+// Python's objects, for code that runs with and without the GIL.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN  // lengths in Py_BuildValue
@@ -15,7 +15,7 @@
 
 namespace python {
 
-// An object that any thread may let go, also one of autograd's that does not hold the lock.
+// An object that any thread may let go, also one of autograd's that does not hold the GIL.
 class Held {
  public:
   explicit Held(PyObject* object) : object_(object) {
@@ -25,7 +25,7 @@ class Held {
   Held& operator=(const Held&) = delete;
   ~Held() {
     if (object_ == nullptr || !Py_IsInitialized()) return;
-    pybind11::gil_scoped_acquire lock;
+    pybind11::gil_scoped_acquire gil;
     Py_DECREF(object_);
   }
   PyObject* get() const {

@@ -78,7 +78,7 @@ inline bool is_on_device(PyObject* args, PyObject* kwargs, const Surroundings& a
   return found == Found::device;
 }
 
-// The places that one op is called from, in words.
+// The places that one op is called from, as text.
 class Sites {
  public:
   struct Known {

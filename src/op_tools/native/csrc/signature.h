@@ -1,4 +1,4 @@
-// Arguments in words, in JSON: the same text as op_tools.timing.signature makes.
+// Serializes arguments to JSON: the same text as op_tools.timing.signature makes.
 #pragma once
 
 #include "python.h"

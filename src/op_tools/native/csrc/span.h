@@ -225,7 +225,7 @@ inline bool add_to(PyObject* module) {
       .def("waiting", [](const Timer& timer) { return timer.book.waiting(); }, "how many calls wait for their gradients")
       .def("progress", &progress, "-> the last calls that the device has passed, and those that it may not have")
       .def("unread", &Timer::unread, "how much there is to take")
-      .def("close", &Timer::close, "nobody listens any more");
+      .def("close", &Timer::close, "hooks on graphs that are still there do nothing from now on");
   return SpanObject::add_to(module, "op_tools_native.Span", span_methods);
 }
 

@@ -11,7 +11,7 @@
 
 namespace tables {
 
-// Addresses and numbers in words, in the order of the rows: what is new in a table each time.
+// Addresses and numbers as text, in the order of the rows: what is new in a table each time.
 class Values {
  public:
   using Lengths = c10::SmallVector<uint32_t, 8>;

@@ -216,7 +216,7 @@ class Pool {
     return taken;
   }
 
-  // Where nobody else holds it.
+  // Where there is no other reference.
   void give_back(std::shared_ptr<Kind> used) {
     if (used.use_count() != 1 || spare_.size() >= most) return;
     std::atomic_thread_fence(std::memory_order_acquire);  // others may have just let it go
@@ -243,7 +243,7 @@ struct Thread {
 
 class Timer {
  public:
-  // Nobody listens any more; hooks on graphs that are still there do nothing.
+  // Closed: hooks on graphs that are still there do nothing.
   void close() {
     is_closed_ = true;
     read_soon = nullptr;
