@@ -100,6 +100,29 @@ def test_numbers_are_whole_and_ops_have_room_on_a_phone(made, device):
         reader.close()
 
 
+def test_who_goes_on_by_keyboard_is_in_the_new_page(made, device):
+    """The link that was followed is drawn anew: without a new place, the focus would begin again at the top."""
+    with browser.chromium() as chromium:
+        reader = browser.Reader(chromium, made)
+        shown = reader.open()
+        shown.focus("#pages a:has-text('Calls')")
+        shown.keyboard.press("Enter")
+        shown.wait_for_selector("main[data-page=calls]")
+        assert shown.evaluate("document.activeElement.id") == "content"
+        shown.keyboard.press("Tab")
+        assert shown.evaluate("document.activeElement.id") == "search"
+        shown.keyboard.press("Escape")
+        shown.focus(".rows")
+        shown.keyboard.press("ArrowDown")
+        shown.keyboard.press("Enter")
+        shown.wait_for_selector("main[data-page=call]")
+        shown.keyboard.press("Tab")
+        assert shown.evaluate("document.activeElement.textContent").endswith("→")  # the call after; it was the first
+        shown.go_back()
+        shown.wait_for_selector("main[data-page=calls]")
+        reader.close()
+
+
 def test_landmarks_have_names_of_their_own(made, device):
     """A screen reader lists them: two of the same name lead nobody anywhere."""
     with browser.chromium() as chromium:

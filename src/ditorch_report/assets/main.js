@@ -38,12 +38,16 @@
     if (!run && !NEED_NO_RUN.has(page)) parts = [element("h1", {}, t("Results")), Elements.missing(t("This file has no run, only results of other commands."))];
     else parts = await chosen.draw(run, index, item);
     if (ticket !== drawn) return; // the reader has gone on
+    const isFirst = !content.dataset.page;
     const kept = keep ? { top: scrollY, rows: scrolls(), focus: document.activeElement.id } : null;
     Elements.replace(content, ...parts);
     content.dataset.page = page;
     frame(run, page);
     if (kept) restore(kept);
-    else scrollTo(0, 0);
+    else {
+      scrollTo(0, 0);
+      if (!isFirst) content.focus({ preventScroll: true }); // the link that was followed is no more
+    }
     document.body.dataset.ready = `${page}/${item}`;
   }
 
