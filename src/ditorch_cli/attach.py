@@ -111,8 +111,8 @@ def on(run: str, tool: str, steps: int | None, ops: str | None, skip: str | None
     arguments.update(_arguments(name, value))
     target = _found(run)
     start, answers = _spoken(target, wait, lambda talk: talk.switch("on", tool=name, steps=steps, arguments=arguments))
-    when = f"from step {start} on" if steps is None else _steps(start, steps)
-    print(f"{name}: on {when}, in {_ranks(answers)}")
+    when = f"from step {start}" if steps is None else _steps(start, steps)
+    print(f"{name}: on {when}, {_ranks(answers)}")
     print(f"results go to {target.run}")
     print(f"how far it is: ditorch attach {run} status; a page about it: ditorch report {target.run}")
 
@@ -141,7 +141,7 @@ def off(run: str, tool: str | None, wait: float) -> None:
     """Switch TOOL off, or all tools, in all ranks at the same step. They write what they have found."""
     target = _found(run)
     start, answers = _spoken(target, wait, lambda talk: talk.switch("off", tool=tool))
-    print(f"{tool or 'all tools'}: off from step {start} on, in {_ranks(answers)}")
+    print(f"{tool or 'all tools'}: off from step {start}, {_ranks(answers)}")
 
 
 @command.command()
@@ -198,7 +198,7 @@ def _give_up(error: Exception) -> NoReturn:
 
 
 def _ranks(answers: list[Answer]) -> str:
-    return "1 process" if len(answers) == 1 else f"all {len(answers)} ranks"
+    return {1: "in 1 process", 2: "on both ranks"}.get(len(answers), f"on all {len(answers)} ranks")
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -88,13 +88,15 @@ def _summary(console: Console, reference: Run, healthy: Run, broken: Run, inject
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    say(f"{healthy.title}: the loss is never further than {_distance(reference, healthy):.1e} from the CPU's.")
+    furthest = _distance(reference, healthy)
+    told = f"the loss is never further than {furthest:.1e} from" if furthest else "every loss equals"
+    say(f"{healthy.title}: {told} the CPU's.")
     if broken.failure:
         say(f"{broken.title}: stopped in step {len(broken.losses) + 1}, {broken.failure}")
     else:
         say(
-            f"{broken.title}: up to {_distance(reference, broken):.3f}, a last loss of {broken.losses[-1]:.4f} instead "
-            f"of {reference.losses[-1]:.4f}."
+            f"{broken.title}: up to {_distance(reference, broken):.3f} away; its last loss is {broken.losses[-1]:.4f} "
+            f"instead of {reference.losses[-1]:.4f}."
         )
     for fault, calls in injection.struck.items():
         say(f"What was broken, in {calls} calls: {fault}")

@@ -230,7 +230,7 @@ def test_both_ranks_of_a_job_switch_at_the_same_step_and_lose_no_bit(tmp_path):
         while not (tmp_path / "attached.txt").read_text() and job.poll() is None:
             time.sleep(0.1)
         said = attach("on", "autocompare", "--steps", "3")
-        first = int(re.search(r"autocompare: on in steps (\d+) to \d+, in all 2 ranks", said.output)[1])
+        first = int(re.search(r"autocompare: on in steps (\d+) to \d+, on both ranks", said.output)[1])
         ranks = [{"step": 0}]
         while min(rank["step"] for rank in ranks) < first + 3:
             ranks = json.loads(attach("status", "--json").output)["ranks"]
@@ -287,7 +287,7 @@ def test_two_machines_that_share_a_folder_switch_at_the_same_step(tmp_path):
         while not (tmp_path / "0.txt").read_text() and machines[0].poll() is None:
             time.sleep(0.1)
         said = attach("on", "time", "--steps", "3")
-        assert "in all 2 ranks" in said.output, said.output
+        assert "on both ranks" in said.output, said.output
         first = int(re.search(r"time: on in steps (\d+) to", said.output)[1])
         ranks = [{"step": 0}]
         while min(rank["step"] for rank in ranks) < first + 3:
