@@ -134,9 +134,10 @@ _OF_OPS = {
         scatter_reduce smooth_l1_loss soft_margin_loss softmin std std_mean stft sum sum_to_size trace trapezoid trapz
         triangular_solve triplet_margin_loss triplet_margin_with_distance_loss var var_mean""",
     Trait.MATRIX: """_addmm_activation _efficient_attention_forward _flash_attention_forward _fused_sdp_choice
-        _grouped_mm _native_multi_head_attention _scaled_dot_product_attention_math
-        _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention _scaled_mm _scaled_mm_v2 addbmm
-        addmm addmv baddbmm bilinear bmm cdist chain_matmul dot einsum grouped_mm gru_cell inner
+        _grouped_mm _native_multi_head_attention _scaled_dot_product_attention_math _scaled_dot_product_cudnn_attention
+        _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
+        _scaled_dot_product_fused_attention_overrideable _scaled_mm _scaled_mm_v2 addbmm addmm addmv
+        baddbmm bilinear bmm cdist chain_matmul dot einsum grouped_mm gru_cell inner
         linalg.householder_product linalg.matmul linalg.matrix_power linalg.multi_dot linalg.vecdot linear
         linear_cross_entropy lstm_cell matmul mm multi_head_attention_forward mv rnn_relu_cell rnn_tanh_cell
         scaled_dot_product_attention sparse.mm sparse.sampled_addmm tensordot vdot __matmul__ __rmatmul__""",
@@ -161,7 +162,8 @@ _OF_OPS = {
     Trait.NORM: "layer_norm log_softmax native_layer_norm rms_norm softmax",
     Trait.ROUGH: "batch_norm group_norm instance_norm native_batch_norm native_group_norm",
     Trait.LOGITS: """_efficient_attention_forward _flash_attention_forward _native_multi_head_attention
-        _scaled_dot_product_attention_math _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
+        _scaled_dot_product_attention_math _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention
+        _scaled_dot_product_flash_attention _scaled_dot_product_fused_attention_overrideable
         binary_cross_entropy_with_logits cross_entropy linear_cross_entropy log_softmax logaddexp logaddexp2
         logcumsumexp logsumexp multi_head_attention_forward multilabel_soft_margin_loss scaled_dot_product_attention
         soft_margin_loss""",

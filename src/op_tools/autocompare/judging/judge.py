@@ -52,7 +52,7 @@ def _row(value: Value, reference: Reference, tolerances: Tolerances) -> Row:
         return _unchanged(name, before, got, expected, tolerance)
     if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
         tolerance = tolerances.of(reference.name, got)
-        return Row(name, verdict.judge_plain(got, expected, same, tolerance), *tolerance)
+        return verdict.plain_row(name, got, expected, same, tolerance)
     tolerance = tolerances.for_dtype(reference.name, got.dtype)
     info = error_info(got.dtype, expected.dtype)
     if got.shape != expected.shape:

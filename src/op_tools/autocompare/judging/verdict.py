@@ -352,6 +352,13 @@ def judge_plain(got: Any, expected: Any, same: Any, tolerance: Tolerance) -> Ver
     return Verdict(close, "" if close else f"{got} instead of {expected}", measures, 0.0 if close else math.inf)
 
 
+def plain_row(name: str, got: Any, expected: Any, same: Any, tolerance: Tolerance) -> Row:
+    """Of a value that is no tensor, or has none beside it: what a kernel keeps for its own backward pass."""
+    if isinstance(got, Tensor) and expected is None:
+        return Row(name, None, *tolerance, reason="the reference does not compute it")
+    return Row(name, judge_plain(got, expected, same, tolerance), *tolerance)
+
+
 def wrong_shape(got: Tensor, expected: Tensor) -> Verdict:
     """The shapes differ."""
     reason = f"its shape is {tuple(got.shape)}, it should be {tuple(expected.shape)}"

@@ -162,10 +162,10 @@ class FirstLook:
             return pending_rows.add_judged(Row(name, verdict.RIGHT, *self._tolerances.of(reference.name, before)))
         if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
             tolerance = self._tolerances.of(reference.name, got)
-            judged = verdict.judge_plain(got, expected, None, tolerance)
-            if not judged.right:
+            row = verdict.plain_row(name, got, expected, None, tolerance)
+            if row.is_wrong:
                 raise OnlyInFull
-            return pending_rows.add_judged(Row(name, judged, *tolerance))
+            return pending_rows.add_judged(row)
         if got.is_cpu:
             raise OnlyInFull
         dtype = got.dtype

@@ -15,6 +15,7 @@ from torch.nn import functional
 from op_tools.autocompare.arguments import Arguments, Convert
 from op_tools.autocompare.judging import limits
 from op_tools.autocompare.observed import ObservedCall
+from op_tools.autocompare.reference import fused_attention
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
@@ -239,10 +240,15 @@ _OWN_METHODS = ("cuda", "xpu", "hpu", "ipu", "mtia", "npu", "mlu", "musa", "gcu"
 
 @functools.lru_cache(maxsize=10_000)
 def stand_in(name: str) -> Function | None:
-    """What runs in place of a method that brings a tensor to the accelerator; None for all others."""
+    """What runs in place of a method that brings a tensor to the accelerator, or of an accelerator's own kernel.
+
+    None for all others.
+    """
     home, _, method = name.rpartition(".")
     is_own = method in _OWN_METHODS or method == torch._C._get_privateuse1_backend_name()
-    return (lambda tensor, *args, **kwargs: tensor.clone()) if is_own and home == "torch.Tensor" else None
+    if is_own and home == "torch.Tensor":
+        return lambda tensor, *args, **kwargs: tensor.clone()
+    return fused_attention.written_out(name)
 
 
 # ---- devices and dtypes among the arguments --------------------------------------------------------------------------
