@@ -23,7 +23,7 @@ from op_tools.autocompare.identities.rows import Norm, Softmax
 from op_tools.autocompare.identities.samples import ByElement, InPlace, PickedRows, host_copy, tensors_of
 from op_tools.autocompare.identities.sums import ClassLoss, Sum
 from op_tools.autocompare.judging.comparer import Comparison
-from op_tools.autocompare.judging.limits import PROOF_LIMITS
+from op_tools.autocompare.judging.limits import PROOF_LIMITS, GivenTolerance
 from op_tools.autocompare.judging.verdict import RIGHT, Row
 from op_tools.autocompare.observed import ObservedCall, copied, hollow_like
 from op_tools.autocompare.prefilter.deferred import CallWindow, DeferredCall, DeferredCalls
@@ -159,7 +159,10 @@ class Proofs(DeferredCalls[_ProofWindow]):
                 rows += judged.comparison.rows
             else:
                 is_doubtful |= not all(value <= limit for value, limit in zip(next(numbers), PROOF_LIMITS))
-                rows.append(Row(proof.name, RIGHT, *tolerances.for_dtype(record.call.name, proof.dtype)))
+                tolerance = tolerances.for_dtype(record.call.name, proof.dtype)
+                # of how far single elements are off, which the user's own tolerance is about, a proof tells nothing
+                is_doubtful |= isinstance(tolerance, GivenTolerance) and not self._only_wrong
+                rows.append(Row(proof.name, RIGHT, *tolerance))
         if judged is not None and record.again is None:
             return judged
         return record.in_full() if is_doubtful else Outcome(Comparison(rows))

@@ -274,3 +274,20 @@ def test_rows_that_are_scaled_in_place_after_they_were_picked_are_right(compared
         more *= 3.0
 
     assert list(compared(program, reference)) == []
+
+
+def test_where_the_user_has_set_a_tolerance_a_proof_does_not_decide(compared, device, monkeypatch):
+    def products():
+        weight = torch.randn(48, 64, device=device, requires_grad=True)
+        F.linear(torch.randn(32, 64, device=device), weight).square().sum().backward()
+
+    def blamed(value):
+        monkeypatch.setenv("LINEAR_AUTOCOMPARE_ERROR_TOLERANCE_FLOAT32", value)
+        torch.manual_seed(0)
+        return {row["what"] for row in compared(products)}
+
+    assert blamed("0,0") == {"output", "grad[1]"}
+    assert not blamed("1,1")
+    with faults.inject("aten.mm: scale=1.05"):
+        assert not blamed("10,10")
+        assert blamed("") == {"output", "grad[1]"}
