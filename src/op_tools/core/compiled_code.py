@@ -7,12 +7,14 @@ back to the node. Inductor's generated code calls the kernels of libraries: Indu
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from torch import fx
+from torch._ops import OpOverload
 
 _GRAPH_FILE = "<eval_with_key>"  # how fx names the code that it generates, with a number
 RUNS_NODE = fx.Interpreter.run_node.__code__  # its local `n` is the node
@@ -21,6 +23,8 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+), in (?P<function
 _ROOT = re.compile(r"(?:[LG]\['\w+'\]|self|L__self___?)\.?")
 _MEMBER = re.compile(r"\._modules\['([^']+)'\]|\['?([^'\]]+)'?\]")
 
+
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # Dynamo compiles it along when a tool is on
 
 # Dynamo continues a function after a break in a function of its own
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_\d+")
@@ -63,6 +67,12 @@ def origin(frame: FrameType, own_folders: tuple[str, ...]) -> Origin | None:
     return of_generated_line(file, frame.f_lineno, own_folders)
 
 
+def is_lowered(frame: FrameType) -> bool:
+    """Whether it is at a kernel's call: AOTAutograd has made the graph, and its text is nothing that a user knows."""
+    node = frame.f_locals.get("n") if frame.f_code is RUNS_NODE else _node_in(frame)
+    return isinstance(getattr(node, "target", None), OpOverload)
+
+
 def of_node(node: Any, own_folders: tuple[str, ...]) -> Origin | None:
     """Of a node of a graph: the user's line, and the module whose forward it was in."""
     if not isinstance(node, fx.Node):
@@ -90,7 +100,7 @@ def of_generated_line(file: str, line: int, own_folders: tuple[str, ...]) -> Ori
 
 def of_stack(text: str, own_folders: tuple[str, ...]) -> Origin | None:
     """The innermost frame of a formatted stack that is the user's own; torch's, if there is no other."""
-    frames = list(_FRAME.finditer(text))
+    frames = [frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_OURS)]
     users = [frame for frame in frames if not frame["file"].startswith(own_folders)]
     if not frames:
         return None

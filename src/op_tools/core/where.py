@@ -134,26 +134,35 @@ def here(with_stack: bool = False) -> Where:
     files = _is_users_file
     module = None
     users: FrameType | None = None
-    is_compiled = False
+    generated: FrameType | None = None  # compiled code of which torch tells nothing
     while frame is not None and (users is None or module is None):
         code = frame.f_code
         if code is _CALLS_FORWARD:
-            module = frame.f_locals.get("self") if module is None else module  # the innermost
+            running = frame.f_locals.get("self")
+            if module is None and not (generated is not None and _is_generated(running)):
+                module = running  # the innermost
         elif users is None:
             is_users = files.get(code.co_filename)
             if is_users is None:
-                is_compiled = compiled_code.runs(code)
-                is_users = is_compiled or _is_users(code.co_filename)
+                is_users = _is_users(code.co_filename)
+                if compiled_code.runs(code):
+                    compiled = _in_compiled_code(frame, with_stack)
+                    if compiled is not None:
+                        return compiled
+                    is_users = generated is None and not compiled_code.is_lowered(frame)
+                    generated = generated or frame
             users = frame if is_users else None
         frame = frame.f_back
+    users = users or generated
     if users is None:
         return NOWHERE
-    if is_compiled:
-        compiled = _in_compiled_code(users, with_stack)
-        if compiled is not None:
-            return compiled
     stack = "".join(traceback.format_stack(users)) if with_stack else None
     return Where(users.f_code, users.f_lasti, "" if module is None else _path_of_module(module), stack)
+
+
+def _is_generated(module: Any) -> bool:
+    """Whether it is a graph, or what torch.compile puts around one."""
+    return isinstance(getattr(module, "_orig_mod", module), GraphModule)
 
 
 def _is_users(file: str) -> bool:

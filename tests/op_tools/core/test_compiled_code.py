@@ -109,6 +109,32 @@ def test_ops_between_two_graphs_have_the_users_function(device):
     assert places(recorder, "aten.pow.Tensor_Scalar")[0] == (line_of(Model.forward, "square"), "Model")
 
 
+def test_a_function_without_a_file_is_named_and_not_a_line_of_ours(device):
+    """A program has made its code: torch leaves its lines out."""
+    names = {}
+    exec("def made(x):\n    return x.exp().sum()", names)  # noqa: S102  code without a file is what this is about
+    compiled = torch.compile(names["made"], backend="aot_eager")
+    with Recorder() as recorder:
+        compiled(torch.randn(4, device=device))
+    ((line, module),) = places(recorder, "aten.exp.default")
+    assert line.startswith("<string>:1 made")
+    assert module == ""
+
+
+def test_compiled_autograd_runs_ops_in_the_line_that_called_backward(device):
+    compiled = torch.compile(Model().to(device), backend="aot_eager")
+
+    def backward(x):
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            compiled(x).backward()
+
+    x = torch.randn(4, 16, device=device)
+    backward(x)
+    with Recorder() as recorder:
+        backward(x)
+    assert set(places(recorder, "aten.gelu_backward.default")) == {(line_of(backward, "compiled(x).backward()"), "")}
+
+
 def test_graphs_that_are_interpreted_are_seen_as_well(device):
     """As aot_eager does it in older releases."""
 

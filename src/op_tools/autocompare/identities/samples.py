@@ -74,6 +74,12 @@ class RowPiece:
             return [self.cut(value[self._number], made)]
         return value
 
+    def results(self, result: Any, made: dict[int, Tensor]) -> Any:
+        """What a call returns; of several results, such as dropout's and its mask, each."""
+        if isinstance(result, (list, tuple)) and not self._length:
+            return tuple(self.cut(one, made) for one in result)
+        return self.cut(result, made)
+
     def arguments(self, given: Arguments, made: dict[int, Tensor]) -> Arguments:
         args = tuple(self.cut(value, made) for value in given.args)
         return Arguments(args, {name: self.cut(value, made) for name, value in given.kwargs.items()})
@@ -117,7 +123,7 @@ class ByElement:
     def __init__(self, call: ObservedCall, piece: RowPiece) -> None:
         made: dict[int, Tensor] = {}
         self._piece = piece
-        given, result = piece.arguments(call.given, made), piece.cut(call.result, made)
+        given, result = piece.arguments(call.given, made), piece.results(call.result, made)
         self._call = replace(call, given=given, kept=None, result=result, given_on_device=None)
         self._covered = [piece.covers(tensor) for tensor in call.given.tensors]
         self._has_lists = not call.given.are_flat

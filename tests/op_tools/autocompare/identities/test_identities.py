@@ -249,6 +249,18 @@ def test_whole_channels_that_are_dropped_are_no_fault(compared, device, drop, re
     assert list(compared(program, reference)) == []
 
 
+@pytest.mark.parametrize("reference", ["identities", "device"])
+def test_dropout_that_returns_its_mask_is_proven(compared, device, reference):
+    def program():  # what compiled code calls
+        for _ in range(4):
+            x = torch.randn(6, 5, 64, device=device, requires_grad=True)
+            torch.native_dropout(x, 0.3, True)[0].square().sum().backward()
+
+    assert not list(compared(program, reference))
+    with faults.inject("aten.native_dropout: scale=1.1"):
+        assert {row["op"] for row in compared(program, reference)} == {"torch.native_dropout"}
+
+
 def test_what_fails_when_a_backward_pass_ends_does_not_end_the_training(device, tmp_path, monkeypatch, capsys):
     def fails(self):
         raise IndexError("out of range")
