@@ -17,6 +17,8 @@ from op_tools.storage import store
 from op_tools.storage.encoding import ForeignDevice
 from op_tools.values import trees
 
+_TAKE_A_DEVICE = ("torch.Tensor.to",)  # by its name, as an argument by position
+
 
 @dataclass(frozen=True)
 class Case:
@@ -99,8 +101,8 @@ def _there(value: Any, device: str, dtype: torch.dtype | None) -> Any:
     """A device or a floating-point dtype among the arguments is that of this run."""
     if isinstance(value, (torch.device, ForeignDevice)):
         return torch.device(device)
-    if isinstance(value, torch.dtype) and value.is_floating_point and dtype is not None:
-        return dtype
+    if isinstance(value, torch.dtype) and dtype is not None:
+        return dtype if value.is_floating_point else torch.complex128 if value.is_complex else value
     return value
 
 
@@ -112,10 +114,15 @@ def load(folder: Path, trusted: tuple[str, ...] = ()) -> tuple[Case, dict[str, T
     place = (capture.where.line(), capture.where.module)
     named = capture.kwargs.get("device")
     kwargs = {**capture.kwargs, "device": ForeignDevice(named)} if isinstance(named, str) else capture.kwargs
-    case = Case(capture.name, capture.func, capture.args, kwargs, given, autocast, *place)
+    args = tuple(_as_device(value) for value in capture.args) if capture.name in _TAKE_A_DEVICE else capture.args
+    case = Case(capture.name, capture.func, args, kwargs, given, autocast, *place)
     if not callable(case.op) or inspect.isclass(case.op):
         raise CaptureError(f"{folder} cannot be reproduced: {case.name} is no function")
     return case, _recorded(case, folder)
+
+
+def _as_device(value: Any) -> Any:
+    return ForeignDevice(value) if isinstance(value, str) else value
 
 
 def recorded_device(folder: Path) -> str:

@@ -36,6 +36,7 @@ def run(
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         new = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        new = torch.complex128 if dtype is not None and tensor.is_complex() else new
         return tensor.detach().to(device=device, dtype=new, copy=True)
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,6 +81,12 @@ def run_on_device(
     with contextlib.suppress(Exception):  # other numbers may be none that the op takes
         run(op, others, [None if one is None else other(one) for one in gradients], autocast, device)
     return run(op, arguments, gradients, autocast, device)
+
+
+def difference(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """In numbers that have one: there is none of bool."""
+    exact = torch.complex128 if want.is_complex() else torch.float64
+    return got.to(exact) - want.to(exact)
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:

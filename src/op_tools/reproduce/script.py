@@ -16,7 +16,7 @@ from op_tools.storage.encoding import ForeignDevice
 
 MAX_LITERALS = 128  # numbers of a tensor that are written out
 DATA = "reproduce.pt"
-_HELPERS = (check.tensors_in, check.run, check.run_on_device, check.error, check.times_too_far)
+_HELPERS = (check.tensors_in, check.run, check.run_on_device, check.difference, check.error, check.times_too_far)
 
 _HEAD = '''"""{name} is wrong on {device}. Needs torch only.
 
@@ -83,7 +83,7 @@ def main():
         (largest, norm), (own_largest, own_norm) = error(got[name], want[name]), error(near[name], want[name])
         print(f"\\n{{name}}\\n  got        {{got[name]}}\\n  expected   {{want[name]}}")
         if got[name].shape == want[name].shape:
-            print(f"  difference {{got[name].to(want[name].dtype) - want[name]}}")
+            print(f"  difference {{difference(got[name], want[name])}}")
         own = f"of the CPU in the same dtype {{own_largest:.3g}}, {{own_norm:.3g}}"
         print(f"  error: largest {{largest:.3g}}, norm {{norm:.3g}}; {{own}}")
         if ratio > 1:
@@ -156,7 +156,8 @@ class _Writer:
         """Puts it down under this name, and gives the name."""
         needs = ".requires_grad_()" if requires_grad else ""
         dtype, shape = str(tensor.dtype), tuple(tensor.shape)
-        if tensor.numel() <= MAX_LITERALS and tensor.layout is torch.strided and tensor.is_contiguous():
+        is_plain = tensor.layout is torch.strided and tensor.is_contiguous() and not _has_complex_infinity(tensor)
+        if tensor.numel() <= MAX_LITERALS and is_plain:
             literal = _literal(tensor)
             self.lines.append(f"{name} = torch.tensor({literal}, dtype={dtype}){_shaped(tensor)}{needs}")
         else:
@@ -176,7 +177,8 @@ class _Writer:
         if isinstance(value, (torch.device, ForeignDevice)):
             return "torch.device(device)"
         if isinstance(value, torch.dtype):
-            return f"(dtype or {value})" if value.is_floating_point else str(value)
+            exact = "dtype" if value.is_floating_point else "dtype and torch.complex128" if value.is_complex else ""
+            return f"({exact} or {value})" if exact else str(value)
         if isinstance(value, torch.Size):
             return f"torch.Size({list(value)})"
         if isinstance(value, (torch.layout, torch.memory_format)):
@@ -195,8 +197,15 @@ class _Writer:
 
 
 def _literal(tensor: Tensor) -> str:
+    if tensor.is_complex():
+        tensor = tensor.resolve_conj()
     values = tensor.detach().to(torch.float64) if tensor.is_floating_point() else tensor.detach()
     return repr(values.tolist()) if tensor.numel() or tensor.dim() == 1 else "[]"
+
+
+def _has_complex_infinity(tensor: Tensor) -> bool:
+    """Python has no literal for it."""
+    return tensor.is_complex() and not bool(tensor.isfinite().all())
 
 
 def _shaped(tensor: Tensor) -> str:

@@ -193,8 +193,8 @@ def _simpler(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     plain = tensor.detach()
     if plain.numel() == 0 or plain.dtype is torch.bool:
         return
-    rank = _simplicity(plain)
-    if not plain.is_floating_point():
+    rank = _simplicity(plain if plain.is_complex() else plain.to(torch.float64))
+    if not plain.is_floating_point() and not plain.is_complex():
         yield "zeros", torch.zeros_like(plain)
         return
     counted = torch.arange(plain.numel()).remainder(5).sub(2).to(plain.dtype).reshape(plain.shape)
@@ -202,8 +202,8 @@ def _simpler(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         ("ones", torch.ones_like(plain)),
         ("zeros", torch.zeros_like(plain)),
         ("small whole numbers", counted),
-        ("whole numbers", plain.round()),
-        ("quarters", plain.mul(4).round().div(4)),
+        ("whole numbers", _rounded(plain, 1)),
+        ("quarters", _rounded(plain, 4)),
     )
     for number, (label, values) in enumerate(choices):
         if number < rank:
@@ -216,10 +216,17 @@ def _simplicity(tensor: Tensor) -> int:
         return 0
     if bool((tensor == 0).all()):
         return 1
-    whole = bool((tensor == tensor.round()).all())
+    whole = bool((tensor == _rounded(tensor, 1)).all())
     if whole and bool((tensor.abs() <= 2).all()):
         return 2
-    return 3 if whole else 4 if bool((tensor * 4 == (tensor * 4).round()).all()) else 5
+    return 3 if whole else 4 if bool((tensor == _rounded(tensor, 4)).all()) else 5
+
+
+def _rounded(tensor: Tensor, parts: int) -> Tensor:
+    """To whole parts of 1."""
+    if tensor.is_complex():
+        return torch.view_as_complex(_rounded(torch.view_as_real(tensor.resolve_conj()), parts).contiguous())
+    return tensor.to(torch.float64).mul(parts).round().div(parts).to(tensor.dtype)
 
 
 # ---- tensors of a case, by their number ----------------------------------------------------------------------------

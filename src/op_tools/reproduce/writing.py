@@ -16,7 +16,7 @@ from torch import Tensor
 
 from op_tools.errors import CaptureError
 from op_tools.output import messages
-from op_tools.reproduce import script
+from op_tools.reproduce import check, script
 from op_tools.reproduce.case import Case, Excess, judged, load, recorded_device
 from op_tools.reproduce.shrinking import Shrinker
 from op_tools.storage import files, store
@@ -24,6 +24,7 @@ from op_tools.storage import files, store
 SCHEMA = "ditorch.reproduce/1"
 SCRIPT, REPORT = "reproduce.py", "report.md"
 _MAX_NAMED = 3
+_OTHER_NUMBERS = 0.01  # further apart than sums are that add up in another order
 
 
 @dataclass
@@ -66,6 +67,11 @@ def reproduce(
         raise CaptureError(
             f"{capture} cannot be reproduced: no result was captured, and there is no device to run it on"
         )
+    if _is_random(case):
+        raise CaptureError(
+            f"{case.name} cannot be reproduced: it draws random numbers, so its results are others each time, "
+            "also on the CPU"
+        )
     excess, again = judged(case, got), ""
     if not excess.is_wrong and device is not None and judged(case, recorded).is_wrong:
         again = "right when it is run again: the fault comes and goes, and what was recorded is kept"
@@ -97,6 +103,11 @@ def _the_capture(folder: Path) -> Path:
         named = "".join(f"\n  {one}" for one in found[:_MAX_NAMED])
         raise CaptureError(f"{folder} holds several captured calls: name one of them, such as{named}")
     return found[0] if found else folder
+
+
+def _is_random(case: Case) -> bool:
+    first, second = case.run("cpu"), case.run("cpu")
+    return any(check.error(first[name], second[name])[1] > _OTHER_NUMBERS for name in first.keys() & second.keys())
 
 
 def _on_device(case: Case, device: str) -> dict[str, Tensor]:
@@ -167,14 +178,15 @@ def _first_wrong(got: Tensor, want: Tensor) -> tuple[str, str, str]:
     """Where the difference is at least half of the largest one."""
     if got.shape != want.shape:
         return "shape", str(tuple(want.shape)), str(tuple(got.shape))
-    apart = torch.nan_to_num((got.to(want.dtype) - want).abs(), nan=math.inf).flatten()
+    apart = torch.nan_to_num(check.difference(got, want).abs(), nan=math.inf).flatten()
     number = int((apart >= apart.max() / 2).nonzero()[0])
     place: list[int] = []
     rest = number
     for size in reversed(want.shape):
         place.insert(0, rest % size)
         rest //= size
-    return str(place), f"{want.flatten()[number].item():.9g}", f"{got.flatten()[number].item():.9g}"
+    style = "" if want.dtype is torch.bool else ".9g"
+    return str(place), f"{want.flatten()[number].item():{style}}", f"{got.flatten()[number].item():{style}}"
 
 
 def _this_machine(device: str | None, driver: str | None) -> dict[str, str]:

@@ -190,9 +190,52 @@ def test_what_cannot_be_reproduced_is_said(device, capture, tmp_path):
         return done.stderr
 
     assert "holds no captured call" in refused(tmp_path / "empty", "--recorded")
-    torch.ones(3, device=device)
+    dropped = capture(lambda: functional.dropout(torch.ones(30, device=device), 0.3))
+    assert "torch.nn.functional.dropout cannot be reproduced: it draws random numbers" in refused(dropped, "--recorded")
+    shutil.rmtree(dropped)
     capture(lambda: (torch.ones(3, device=device).neg(), torch.ones(3, device=device).exp()))
     assert "holds several captured calls: name one of them, such as\n  captured/" in refused("captured", "--recorded")
     assert "the op has to run on the device, and there is none" in refused(folder, "--recorded", "--shrink")
     (folder / "input.pth").write_bytes(b"PK\3\4 no")
     assert "cannot be used" in refused(folder, "--recorded")
+
+
+def test_complex_and_bool_results_have_a_script_and_shrink(device, capture, run_bare):
+    """They have no rounding, or no difference, in torch."""
+    x = torch.randn(6, 40, dtype=torch.complex64, device=device)
+    with faults.inject("aten.mm: scale=1.01", device):
+        folder = capture(lambda: x @ x.mH)
+        folder = next(one for one in store.find_captures("captured") if "matmul" in str(one))
+        code, made = invoked(folder, "--device", device, "--shrink", "--out", "complex")
+        assert (code, made["wrong"]) == (1, True)
+        assert made["elements"] < 100
+    other = torch.randn(30, device=device)
+    code, made = invoked(capture(lambda: other > 0), "--device", device, "--out", "bool")
+    assert (code, made["wrong"]) == (0, False)
+    assert run_bare("complex", "complex,cpu", "bool", "bool,cpu")[0] == [1, 0, 0, 0]
+
+
+def test_a_wrong_mask_has_a_script(device, capture, run_bare):
+    x = torch.randn(30, device=device)
+    with faults.inject("aten.abs: zero", device):
+        code, made = invoked(capture(lambda: torch.isclose(x, x + 1)), "--device", device, "--shrink")
+    assert (code, made["wrong"], made["elements"]) == (1, True, 2)
+    assert run_bare("reproduce", "reproduce,cpu")[0] == [1, 0]
+    assert "| False | True |" in Path("reproduce/report.md").read_text()
+
+
+def test_complex_results_are_held_to_what_the_cpu_gives_in_double_precision(device, capture):
+    """A sum in another order is as right as the CPU's own."""
+    x = torch.randn(4, 4000, dtype=torch.complex64, device=device)
+    with faults.inject("aten.*: remake", device):
+        capture(lambda: x @ x.mH)
+        folder = next(one for one in store.find_captures("captured") if "matmul" in str(one))
+        code, made = invoked(folder, "--device", device)
+    assert (code, made["wrong"]) == (0, False)
+
+
+def test_a_copy_to_a_device_by_its_name_is_one_to_the_device_of_the_script(device, capture, run_bare):
+    with faults.inject("aten.exp: scale=2", device):
+        folder = capture(lambda: torch.randn(8, device=device).to(device, torch.float16))
+    assert invoked(folder, "--device", device)[0] == 0
+    assert run_bare("reproduce", "reproduce,cpu")[0] == [0, 0]
