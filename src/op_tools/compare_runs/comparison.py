@@ -69,7 +69,7 @@ def compare(
     if is_joined:
         findings.replicas = found.replicas
         findings.ranks = sorted({*a.ranks, *b.ranks})
-    findings.second_pass = second_pass.wanted(findings, b.path, str(b.manifest().get("command") or ""))
+    findings.second_pass = second_pass.wanted(findings, b.path, b.manifest())
     return findings
 
 

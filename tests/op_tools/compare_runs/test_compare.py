@@ -409,3 +409,14 @@ def test_a_power_of_what_was_cast_from_bfloat16_blames_nobody(device):
 
     for seed in range(20):
         assert compared(train("good", torch.float32, seed), train("low", torch.bfloat16, seed))[1]["guilty"] == []
+
+
+def test_the_second_pass_runs_where_the_program_ran(record, tmp_path):
+    (tmp_path / "project").mkdir()
+    good, bad = record("good"), record("bad", "aten.gelu: scale=1.1")
+    for folder, is_there in ((tmp_path / "project", True), (tmp_path, False), (tmp_path / "on another machine", False)):
+        (bad / "manifest.json").write_text(json.dumps({"command": "python train.py", "folder": str(folder)}))
+        typed = compared(good, bad)[1]["second_pass"]["command"]
+        assert typed.endswith("python train.py)" if is_there else "python train.py")
+        assert typed.startswith(f"(cd {folder} && ditorch run " if is_there else "ditorch run ")
+        assert f"--out {tmp_path / 'bad' if is_there else 'bad'}/second_pass -- " in typed
