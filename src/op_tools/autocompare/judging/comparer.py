@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from op_tools.autocompare.judging import in_pieces, judge, random_ops
+from op_tools.autocompare.judging import in_pieces, judge, packed_weights, random_ops
 from op_tools.autocompare.judging.limits import LARGE_ELEMENTS, Tolerances
 from op_tools.autocompare.judging.verdict import RIGHT, Row
 from op_tools.autocompare.observed import CannotCompare, ObservedCall, output_names
@@ -55,6 +55,8 @@ class Comparer:
         """Inputs, which the call may have damaged, and outputs. With a graph, the runs are kept for `backward`."""
         if catalogue.has(call.name, Trait.EMPTY):
             return Comparison(skipped="uninitialised memory")
+        if packed_weights.packs(call.name):
+            return Comparison(packed_weights.rows_of(call, self.tolerances))
         if random_ops.may_be_random(call.name) and random_ops.is_random(call):
             return _of_random(random_ops.forward_rows(call, self.tolerances))
         if not self._shows_runs and _is_large(call):
