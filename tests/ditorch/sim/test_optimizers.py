@@ -119,3 +119,24 @@ def test_a_fused_kernel_reads_a_learning_rate_from_the_host(name, shape):
         parameter.grad = torch.ones_like(parameter)
         OPTIMIZERS[name]([parameter], lr=torch.full(shape, 0.25), fused=True).step()
     torch.testing.assert_close(parameters[0].cpu(), parameters[1])
+
+
+@pytest.mark.skipif(not hasattr(torch, "_fused_sgd_"), reason="this release has no fused SGD")
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fused_steps_in_sixteen_bits_are_those_of_float32(dtype, momentum):
+    """The CPU's kernel does not move such parameters, and reads beyond their momenta."""
+    torch.manual_seed(0)
+    starts, slopes = ([torch.randn(size).to(dtype) for size in (3, 16, 64, 100)] for _ in range(2))
+    found = {}
+    for kind, device in ((dtype, "sim"), (torch.float32, "cpu")):
+        parameters = [nn.Parameter(one.to(device, kind)) for one in starts]
+        optimizer = torch.optim.SGD(parameters, 0.1, momentum, weight_decay=0.01, nesterov=momentum > 0, fused=True)
+        for _ in range(3):
+            for parameter, slope in zip(parameters, slopes):
+                parameter.grad = slope.to(device, kind)
+            optimizer.step()
+        momenta = [one["momentum_buffer"] for one in optimizer.state.values() if momentum]
+        found[device] = [one.detach().cpu().float() for one in (*parameters, *momenta)]
+    for one, other in zip(found["sim"], found["cpu"]):
+        torch.testing.assert_close(one, other, atol=0.05, rtol=0.02)

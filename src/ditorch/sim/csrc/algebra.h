@@ -95,4 +95,24 @@ inline void addmm_activation(const OperatorHandle& op, Stack* stack) {
   torch::jit::push(*stack, result);
 }
 
+// ---- optimizers ------------------------------------------------------------------------------------------------------
+
+// The CPU's kernel leaves parameters in 16 bits as they were and reads their momenta as if they were float32
+// (pytorch#191763): float32 throughout, and rounded in the end, as chips do it.
+inline void fused_sgd(const OperatorHandle& op, Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  std::vector<std::pair<Tensor, Tensor>> rounded;
+  at::AutoDispatchBelowADInplaceOrView guard;
+  for (size_t place = first; place < first + 3; place++) {  // parameters, gradients, momenta
+    c10::List<Tensor> wide;
+    for (const Tensor& one : (*stack)[place].toTensorVector()) {
+      if (is_narrow(one.scalar_type())) rounded.emplace_back(one, one.to(at::kFloat));
+      wide.push_back(is_narrow(one.scalar_type()) ? rounded.back().second : one);
+    }
+    (*stack)[place] = wide;
+  }
+  run_on_host(op, op, Signature(op.schema()), stack);
+  for (const auto& [given, result] : rounded) given.copy_(result);
+}
+
 }  // namespace ditorch_sim

@@ -263,6 +263,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&lu<true>>>());
   for (const char* name : {"_addmm_activation", "_addmm_activation.out"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&addmm_activation>>());
+  for (const char* name : {"_fused_sgd_", "_fused_sgd_.tensor_lr"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&fused_sgd>>());
   m.impl("_index_put_impl_", torch::CppFunction::makeFromBoxedFunction<&recorded<&index_put>>());
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&recorded<&convolution>>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&recorded<&convolution_backward>>());

@@ -127,6 +127,8 @@ def _on_cpu(
     name: str, autocast: torch.dtype | None, chosen: torch.dtype | None, is_tf32: bool
 ) -> list[tuple[Function | None, Way]]:
     """With autocast and tf32 as on the device: several ways may be right."""
+    if normalized(name).base == "_fused_sgd":  # the CPU's own kernel is wrong in 16 bits (pytorch#191763)
+        return [(None, Way("in float32", SINGLE))]
     own = Way("the same dtype", {})
     if chosen is not None:
         own = Way(own.name, {}, change=rounded_to(chosen, chosen))
