@@ -55,8 +55,6 @@ class Comparer:
         """Inputs, which the call may have damaged, and outputs. With a graph, the runs are kept for `backward`."""
         if catalogue.has(call.name, Trait.EMPTY):
             return Comparison(skipped="uninitialised memory")
-        if packed_weights.packs(call.name):
-            return Comparison(packed_weights.rows_of(call, self.tolerances))
         if random_ops.may_be_random(call.name) and random_ops.is_random(call):
             return _of_random(random_ops.forward_rows(call, self.tolerances))
         if not self._shows_runs and _is_large(call):
@@ -69,6 +67,8 @@ class Comparer:
             kept = reference if with_graph and not reference.is_exact else None
             return Comparison(rows, reference.expected, None, reference.casts, reference=kept)
         except CannotCompare as error:
+            if packed_weights.packs(call.name):
+                return Comparison(packed_weights.rows_of(call, self.tolerances))
             return Comparison(failure=str(error))
 
     def backward(self, call: ObservedCall, gradients: Gradients, reference: Reference | None = None) -> Comparison:
