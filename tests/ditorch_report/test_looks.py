@@ -123,6 +123,20 @@ def test_who_goes_on_by_keyboard_is_in_the_new_page(made, device):
         reader.close()
 
 
+def test_marks_that_turn_text_round_are_shown(tmp_path):
+    """After U+202E a file gnp.exe looks like exe.png, and what stands behind it goes in front."""
+    folder = runs.large(tmp_path, 3, module="a\u202egnp", where="/x/b\u202egnp.py:7 f: y = 1")
+    page.write(contents.of([folder]), folder / "report.html")
+    with browser.chromium() as chromium:
+        reader = browser.Reader(chromium, (folder / "report.html").as_uri())
+        reader.open()
+        text = reader.text(".verdict")
+        assert "\u202e" not in text
+        assert "a\\u202egnp" in text
+        assert "b\\u202egnp.py:7" in text
+        reader.close()
+
+
 def test_landmarks_have_names_of_their_own(made, device):
     """A screen reader lists them: two of the same name lead nobody anywhere."""
     with browser.chromium() as chromium:

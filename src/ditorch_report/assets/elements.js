@@ -17,9 +17,12 @@ const Elements = (() => {
   function append(parent, children) {
     for (const child of children.flat(Infinity)) {
       if (child === null || child === undefined || child === false) continue;
-      parent.append(child instanceof Node ? child : document.createTextNode(String(child)));
+      parent.append(child instanceof Node ? child : document.createTextNode(visible(String(child))));
     }
   }
+
+  // Marks that turn the direction of what follows them would make one name look like another.
+  const visible = (text) => text.replace(/[\u202a-\u202e\u2066-\u2069]/g, (mark) => `\\u${mark.charCodeAt(0).toString(16)}`);
 
   function replace(parent, ...children) {
     parent.replaceChildren();
