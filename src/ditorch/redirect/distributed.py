@@ -76,6 +76,29 @@ def _translate_names(patches: Patches, device_type: str, collectives: str) -> No
     for owner in (torch.distributed, distributed_c10d):
         patches.assign(owner, "is_nccl_available", _true(), "programs ask it before they say nccl")
     _say_nccl(patches, device_type, collectives)
+    _default_to_own(patches, own_type, collectives)
+
+
+def _default_to_own(patches: Patches, own_type: Any, collectives: str) -> None:
+    """A group asks its default backend for its name and hooks; of several, PyTorch makes NCCL the default, by name."""
+    from torch.distributed import distributed_c10d
+
+    if not hasattr(torch.distributed.ProcessGroup, "_set_default_backend"):  # torch 2.5 and older
+        return
+    original = distributed_c10d._new_process_group_helper
+
+    @functools.wraps(original)
+    def make(*arguments: Any, **options: Any) -> Any:
+        made = original(*arguments, **options)
+        group = made[0]  # and its store; no ProcessGroup in a process that is not in it
+        config = distributed_c10d._world.pg_backend_config.get(group, "")
+        if any(part.endswith(f":{collectives}") for part in config.split(",")):
+            group._set_default_backend(own_type)
+        return made
+
+    patches.assign(
+        distributed_c10d, "_new_process_group_helper", make, "the accelerator's collectives are the default, as NCCL is"
+    )
 
 
 def _say_nccl(patches: Patches, device_type: str, collectives: str) -> None:

@@ -393,3 +393,18 @@ def test_a_stream_that_cannot_wait_for_work_has_it_waited_for(run_python):
         dist.destroy_process_group()
     """
     assert run_python(program, DITORCH_BACKEND="sim", DITORCH_DISABLE_MOCK="0").stdout == "True [3.0, 3.0, 3.0]\n"
+
+
+@pytest.mark.skipif(not hasattr(dist.ProcessGroup, "_set_default_backend"), reason="this torch asks by name in C++")
+@pytest.mark.parametrize("asked", ["nccl", "cpu:gloo,cuda:nccl", ""])
+def test_a_group_knows_its_default_collectives_as_with_nccl(run_python, asked):
+    program = f"""
+        import torch, ditorch
+        import torch.distributed as dist
+        dist.init_process_group({asked or None!r}, store=dist.HashStore(), rank=0, world_size=1)
+        print(dist.group.WORLD.name())
+        dist.destroy_process_group()  # it asks the default collectives for hooks
+    """
+    done = run_python(program, DITORCH_BACKEND="sim", DITORCH_DISABLE_MOCK="0")
+    assert "undefined" not in done.stdout
+    assert "No backend of type" not in done.stderr

@@ -228,8 +228,9 @@ def test_the_generic_graph_works_as_a_block():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_compile_with_reduced_overhead_runs(capfd):
-    compiled = torch.compile(network().eval(), mode="reduce-overhead")
+@pytest.mark.parametrize("how", [{"mode": "reduce-overhead"}, {"backend": "cudagraphs"}], ids=str)
+def test_compile_with_graphs_runs_without(how):
+    compiled = torch.compile(network().eval(), **how)
     x = torch.ones(2, 4, device="cuda")
     with torch.no_grad():
         for _ in range(3):
