@@ -71,7 +71,9 @@ def _headline(summary: Row) -> list[Text]:
         return [Text(line, style="bold") for line in lines]
     if not processes:
         of = f" by ranks {summary['ranks']}" if summary["ranks"] else ""
-        lines.append(f"No op call on an accelerator was seen{of}: did the program use one?")
+        chosen = ", ".join(f"{name}={text}" for name, text in summary["chosen"].items())
+        why = f"either none is in {chosen}, or the program uses none" if chosen else "did the program use one?"
+        lines.append(f"No op call on an accelerator was seen{of}: {why}")
         return [Text(line, style="bold") for line in lines]
     of = {1: "1 process"}.get(len(processes), f"{len(processes)} processes")
     steps = max(record["steps"] for record in processes)

@@ -66,6 +66,7 @@ def of(folder: Path, status: int | None) -> Row:
         "run": str(folder),
         "command": manifest["command"],
         "ranks": manifest.get("variables", {}).get("OP_TOOLS_RANKS"),
+        "chosen": _chosen(manifest.get("variables", {})),
         "status": status,
         "processes": [_without_lists(record) for record in processes],
         "tools": _totals(processes),
@@ -80,6 +81,12 @@ def of(folder: Path, status: int | None) -> Row:
     _add_shares(found)
     found["next"] = list(_next_commands(found, manifest))
     return found
+
+
+def _chosen(variables: dict[str, str]) -> dict[str, str]:
+    """What narrowed the tools down to some ops or steps, which may not have come at all."""
+    ops = (name for name in variables if name.startswith("OP_") and name.endswith("_LIST"))
+    return {name: variables[name] for name in ("OP_TOOLS_STEPS", *ops) if name in variables}
 
 
 def write(folder: Path, summary: Row, text: str) -> None:

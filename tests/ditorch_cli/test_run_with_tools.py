@@ -249,6 +249,21 @@ def test_a_program_that_uses_no_accelerator_is_told(ditorch_command, tmp_path):
     assert "No op call on an accelerator was seen" in ditorch_command("run", "--time", "plain.py").stderr
 
 
+@pytest.mark.parametrize(
+    ("asked", "variable"),
+    [
+        (("--time", "--ops", "torch.Tensor.mv"), "OP_TOOLS_LIST=torch.Tensor.mv"),
+        (("--time", "--steps", "7"), "OP_TOOLS_STEPS=7"),
+        (("--fallback", "torch.Tensor.mv"), "OP_FALLBACK_LIST=torch.Tensor.mv"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else "",
+)
+def test_a_program_without_the_ops_or_steps_asked_for_is_told(ditorch_command, tmp_path, asked, variable):
+    (tmp_path / "inference.py").write_text("import torch\nprint(torch.ones(2).cuda().sum())\n")
+    told = " ".join(ditorch_command("run", *asked, "inference.py").stderr.split())
+    assert f"No op call on an accelerator was seen: either none is in {variable}, or the program uses none" in told
+
+
 def test_a_folder_that_cannot_be_written_is_one_message(ditorch_command, program, tmp_path):
     (tmp_path / "file").write_text("")
     run = ditorch_command("run", "--time", "--out", "file/folder", program())
