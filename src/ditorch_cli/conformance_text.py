@@ -75,7 +75,9 @@ def _show_causes(table: Table, console: Console) -> None:
     for cause in causes[:_MAX_ROWS]:
         dtypes = ", ".join(cause.dtypes)
         console.print(f"{cause.count:6,}  {cause.kind}  [bold]{escape(cause.raising)}[/]  {escape(cause.message)}")
-        console.print(f"        {escape(reproducer(cause.smallest.case))}{'  (' + dtypes + ')' if dtypes else ''}")
+        console.print(
+            f"        {escape(reproducer(cause.smallest.case, table.options))}{'  (' + dtypes + ')' if dtypes else ''}"
+        )
     if len(causes) > _MAX_ROWS:
         console.print(f"        … and {len(causes) - _MAX_ROWS:,} more; report.html and --json have all")
 

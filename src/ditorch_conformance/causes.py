@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
+from ditorch_conformance import devices
 from ditorch_conformance.ops import recipe as op_matrix
 from ditorch_conformance.results import (
     CRASH,
     ERROR,
     FAILURE,
     FLAKY,
+    IMPORT,
     Case,
     Result,
     dtype_of,
@@ -22,6 +27,7 @@ from ditorch_conformance.results import (
 )
 
 _MAX_MESSAGE = 160
+_FRESH_FOLDER = '--out "$(mktemp -d)"'  # a folder with results is not run again
 
 # What a message tells about the op that raised, by whose message it is.
 _RAISING = tuple(
@@ -87,7 +93,8 @@ class Cause:
         """The quickest case; of equally quick ones, that with the shortest name."""
         return min(self.results, key=lambda result: (round(result.seconds, 1), len(result.case.name), result.case))
 
-    def as_dictionary(self) -> dict[str, object]:
+    def as_dictionary(self, options: Mapping[str, Any]) -> dict[str, object]:
+        """`options`: of the run."""
         return {
             "kind": self.kind,
             "raising": self.raising,
@@ -95,7 +102,7 @@ class Cause:
             "cases": self.count,
             "dtypes": self.dtypes,
             "ops": self.ops,
-            "reproducer": reproducer(self.smallest.case),
+            "reproducer": reproducer(self.smallest.case, options),
         }
 
 
@@ -142,13 +149,34 @@ def without_numbers(result: Result) -> str:
     return f"{result.info}: {text[:_MAX_MESSAGE]}" if result.info else text[:_MAX_MESSAGE]
 
 
-def reproducer(case: Case) -> str:
-    """A command that shows the failure; of PyTorch's tests, to be run in its folder `test`."""
+def reproducer(case: Case, options: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """A command that shows the failure. `options`: of the run; if they name no source, it is for the folder `test`."""
     if case.file == op_matrix.FILE:
-        return f"ditorch conformance ops --ops {case.classname} --dtypes {case.name} --out reproducer"
-    if is_of_device(case) and case.classname.endswith("CPU"):
-        return f"PYTORCH_TESTING_DEVICE_ONLY_FOR=cpu python {case.file} {case.classname}.{case.name}"
-    if is_of_device(case) and not case.classname.endswith("CUDA"):  # by the accelerator's own name
-        wanted = "-k '{1}.{2}' --out reproducer {0}".format(*on_any_device(case))
-        return f"ditorch conformance pytorch --source .. --device own {wanted}"
-    return f"PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda ditorch run {case.file} {case.classname}.{case.name}"
+        return _ops_command(case, options)
+    source = options.get("source", "")
+    device = options.get("device") or _device(case)
+    if device == devices.OWN:
+        words = ["--source", source or "..", "--device", device]
+        if case.name != IMPORT:
+            words += ["-k", "{1}.{2}".format(*on_any_device(case))]
+        return f"ditorch conformance pytorch {shlex.join(words)} {_FRESH_FOLDER} {shlex.quote(case.file)}"
+    words = [f"{source}/test/{case.file}" if source else case.file]
+    words += ["--help"] if case.name == IMPORT else [f"{case.classname}.{case.name}"]  # importing it is enough
+    program = "python" if device == devices.CPU else "ditorch run"
+    return f"PYTORCH_TESTING_DEVICE_ONLY_FOR={device} {program} {shlex.join(words)}"
+
+
+def _ops_command(case: Case, options: Mapping[str, Any]) -> str:
+    words = ["--ops", case.classname, "--dtypes", case.name]
+    if options.get("device", devices.CUDA) != devices.CUDA:
+        words = ["--device", options["device"], *words]
+    if options.get("samples"):
+        words += ["--samples", str(options["samples"])]
+    return f"ditorch conformance ops {shlex.join(words)} {_FRESH_FOLDER}"
+
+
+def _device(case: Case) -> str:
+    """Of a table that does not say: which of torch's classes it is."""
+    if not is_of_device(case) or case.classname.endswith("CUDA"):
+        return devices.CUDA
+    return devices.CPU if case.classname.endswith("CPU") else devices.OWN

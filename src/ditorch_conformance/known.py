@@ -9,14 +9,13 @@ A pattern is matched against `file::Class.name`; `*` and `?` as in a shell.
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ditorch_conformance.causes import kind_of, without_numbers
 from ditorch_conformance.errors import ConformanceError
-from ditorch_conformance.results import Case, Result
+from ditorch_conformance.results import Case, Result, literally
 from ditorch_conformance.tables import put
 
 _MAX_REASON = 100
@@ -56,7 +55,7 @@ class Known:
         results = list(results)
         mended = self.mended(results)
         kept = [pattern for pattern in self.patterns if pattern not in mended]
-        return Known([*kept, *(Pattern(_literal(result.case), _reason(result)) for result in self.news(results))])
+        return Known([*kept, *(Pattern(literally(str(result.case)), _reason(result)) for result in self.news(results))])
 
     def write(self, path: Path) -> None:
         """What the file has besides patterns, headings and reasons of people, stays; new patterns come at its end."""
@@ -88,10 +87,6 @@ def _patterns(path: Path, lines: list[str]) -> Iterator[tuple[int, Pattern]]:
                 "It must be 'file::Class.name  # reason', where * stands for anything."
             )
         yield number, Pattern(text.strip(), reason.strip())
-
-
-def _literal(case: Case) -> str:
-    return re.sub(r"([*?[])", r"[\1]", str(case))
 
 
 def _reason(result: Result) -> str:

@@ -75,7 +75,7 @@ def _causes(table: Table) -> str:
             cause.raising,
             cause.message,
             ", ".join(cause.dtypes),
-            reproducer(cause.smallest.case),
+            reproducer(cause.smallest.case, table.options),
         )
         for cause in group(table.results)
     ]

@@ -95,9 +95,14 @@ class WorkerProcess:
             self._process.stdin.flush()
         except OSError:  # it died between two cases; reading says how
             pass
-        _, answer = self._answer(self._limits.seconds)
-        assert isinstance(answer, dict)
-        return answer
+        origin: dict[str, Any] = {}
+        try:
+            _, origin = self._answer(self._limits.seconds)
+            _, answer = self._answer(self._limits.seconds)
+        except WorkerGone as gone:
+            gone.outcome.update(origin)
+            raise
+        return {**origin, **answer}
 
     def stop(self) -> None:
         """Ends it and whatever its cases have started. Calling it twice does nothing."""

@@ -85,7 +85,13 @@ def portable(case: Case) -> Case:
 
 def on_any_device(case: Case) -> Case:
     """The same case, as patterns of its class and name."""
-    return Case(case.file, _CLASS_SUFFIX.sub("*", case.classname), _NAME_DEVICE.sub("_*", case.name, count=1))
+    classname, name = literally(case.classname), literally(case.name)
+    return Case(case.file, _CLASS_SUFFIX.sub("*", classname), _NAME_DEVICE.sub("_*", name, count=1))
+
+
+def literally(text: str) -> str:
+    """A pattern that fits this text alone."""
+    return re.sub(r"([*?[])", r"[\1]", text)
 
 
 def is_of_device(case: Case) -> bool:

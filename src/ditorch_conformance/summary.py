@@ -120,7 +120,7 @@ def as_dictionary(table: Table, baseline: Table | None = None, known: Known | No
         "files": {name: dict(counted) for name, counted in by_file(results).items()},
         "dtypes": {name: dict(counted) for name, counted in by_dtype(results).items()},
         "ops": {name: dict(counted) for name, counted in sorted(by_op(results).items())},
-        "causes": [cause.as_dictionary() for cause in group(results)],
+        "causes": [cause.as_dictionary(table.options) for cause in group(results)],
     }
     if baseline is not None:
         agreed = agreement(results, baseline.results, known)

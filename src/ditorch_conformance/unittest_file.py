@@ -40,6 +40,14 @@ class UnittestFile:
     def cases(self) -> list[tuple[str, str]]:
         return list(self._cases)
 
+    def origin(self, classname: str, name: str) -> dict[str, Any]:
+        """The line of the test that PyTorch made the case from, and the op that it made it for."""
+        try:
+            code = inspect.unwrap(getattr(type(self._cases[classname, name]), name)).__code__
+        except (AttributeError, ValueError):
+            return {}
+        return {"line": code.co_firstlineno, "op": _op(name[len(code.co_name) + 1 :])}
+
     def run(self, classname: str, name: str) -> dict[str, Any]:
         case, result = self._cases[classname, name], self._result
         result.events, result.shouldStop = [], False  # torch's base class wants to stop after a device error
@@ -47,7 +55,7 @@ class UnittestFile:
         status, error = min(
             result.events, key=lambda event: _SEVERITY.index(event[0]), default=(ERROR, "setUpClass failed")
         )
-        return {"status": status, **_origin(case, name), **self._described(error)}
+        return {"status": status, **self._described(error)}
 
     def _described(self, error: Raised | str) -> dict[str, Any]:
         if isinstance(error, str):
@@ -122,15 +130,6 @@ def _flat(suite: Any) -> list[unittest.TestCase]:
 
 def _method(case: unittest.TestCase) -> str:
     return case.id().rpartition(".")[2]
-
-
-def _origin(case: unittest.TestCase, name: str) -> dict[str, Any]:
-    """The line of the test that PyTorch made the case from, and the op that it made it for."""
-    try:
-        code = inspect.unwrap(getattr(type(case), name)).__code__
-    except (AttributeError, ValueError):
-        return {}
-    return {"line": code.co_firstlineno, "op": _op(name[len(code.co_name) + 1 :])}
 
 
 def _op(suffix: str) -> str:

@@ -1,4 +1,4 @@
-"""A process that runs cases: it says which there are, then reads one name per line and answers each with one line.
+"""A process that runs cases: it says which there are, then reads one name per line and answers each with two lines.
 
     python -m ditorch_conformance.worker ditorch_conformance.unittest_file:UnittestFile test_torch.py --options {}
 
@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any, Protocol
 
-READY, ANSWER = "ready", "answer"
+READY, BEGUN, ANSWER = "ready", "begun", "answer"
 
 
 class Suite(Protocol):
@@ -26,8 +26,11 @@ class Suite(Protocol):
     def cases(self) -> list[tuple[str, str]]:
         """Class and name of each."""
 
+    def origin(self, classname: str, name: str) -> dict[str, Any]:
+        """The fields of an `Attempt` that are known before it is run."""
+
     def run(self, classname: str, name: str) -> dict[str, Any]:
-        """The fields of an `Attempt` but for case and seconds."""
+        """The other ones, but for case and seconds."""
 
 
 def main() -> None:
@@ -47,7 +50,9 @@ def main() -> None:
     _limit_memory(int(memory))
     for line in questions:
         began = time.perf_counter()
-        answer = suite.run(*json.loads(line))
+        case = json.loads(line)
+        say(BEGUN, suite.origin(*case))  # a case that never answers is of a line and an op, too
+        answer = suite.run(*case)
         say(ANSWER, {**answer, "seconds": round(time.perf_counter() - began, 4), "memory": _peak_memory()})
     os._exit(0)  # threads and children of cases must not keep it
 

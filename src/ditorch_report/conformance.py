@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from ditorch_conformance import journal, summary, tables
-from ditorch_conformance.causes import group, kind_of, reproducer
+from ditorch_conformance.causes import group, kind_of
 from ditorch_conformance.errors import ConformanceError
 from ditorch_conformance.ops.recipe import DTYPES
 from ditorch_conformance.results import PASSING, SKIPPED
@@ -40,9 +40,7 @@ def read(path: Path) -> Row | None:
             [op, {dtype: [_passed(counted), _run(counted)] for dtype, counted in dtypes.items() if _run(counted)}]
             for op, dtypes in sorted(matrix.items())
         ],
-        "causes": [
-            {**cause.as_dictionary(), "reproducer": reproducer(cause.smallest.case)} for cause in group(results)
-        ],
+        "causes": [cause.as_dictionary(table.options) for cause in group(results)],
         "failed": [
             [str(one.case), one.status, kind_of(one), " ".join(one.message.split())[:_MAX_MESSAGE], one.where]
             for one in failed[:MAX_CASES]

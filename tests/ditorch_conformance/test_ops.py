@@ -184,7 +184,8 @@ def test_a_case_of_the_matrix_has_its_dtype_and_a_command():
     case = Case("ops", "nn.functional.gelu", "bfloat16")
     assert dtype_of(case) == "bfloat16"
     assert (
-        causes.reproducer(case) == "ditorch conformance ops --ops nn.functional.gelu --dtypes bfloat16 --out reproducer"
+        causes.reproducer(case)
+        == 'ditorch conformance ops --ops nn.functional.gelu --dtypes bfloat16 --out "$(mktemp -d)"'
     )
 
 

@@ -230,12 +230,38 @@ def test_failures_are_grouped_by_cause():
     ]
     assert found[0].smallest.case.name == "test_b_cuda_int64"  # the quickest
     assert (found[0].dtypes, found[0].ops) == ({"float16": 1, "int64": 1}, {"foo": 2})
-    assert found[0].as_dictionary()["reproducer"].endswith("ditorch run test_thing.py TestThingCUDA.test_b_cuda_int64")
+    assert (
+        found[0].as_dictionary({})["reproducer"].endswith("ditorch run test_thing.py TestThingCUDA.test_b_cuda_int64")
+    )
     on_cpu = causes.reproducer(Case("test_thing.py", "TestThingCPU", "test_b_cpu"))
     assert on_cpu == "PYTORCH_TESTING_DEVICE_ONLY_FOR=cpu python test_thing.py TestThingCPU.test_b_cpu"
     by_own_name = causes.reproducer(Case("test_thing.py", "TestThingPRIVATEUSE1", "test_b_npu_int8"))
     assert by_own_name.startswith("ditorch conformance pytorch --source .. --device own -k 'TestThing*.test_b_*_int8' ")
-    assert by_own_name.endswith(" --out reproducer test_thing.py")
+    assert by_own_name.endswith(' --out "$(mktemp -d)" test_thing.py')
+
+
+def test_a_reproducer_can_be_pasted_anywhere():
+    of_cuda = {"kind": "pytorch", "source": "/home/me/my pytorch", "device": "cuda"}
+    case = Case("distributed/test_thing.py", "TestThing", "test_b[1, 2]")  # a class for no device
+    path = "'/home/me/my pytorch/test/distributed/test_thing.py'"
+    assert causes.reproducer(case, of_cuda) == (
+        f"PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda ditorch run {path} 'TestThing.test_b[1, 2]'"
+    )
+    assert causes.reproducer(case, {**of_cuda, "device": "cpu"}) == (
+        f"PYTORCH_TESTING_DEVICE_ONLY_FOR=cpu python {path} 'TestThing.test_b[1, 2]'"
+    )
+    assert causes.reproducer(case, {**of_cuda, "device": "own"}) == (
+        "ditorch conformance pytorch --source '/home/me/my pytorch' --device own -k 'TestThing.test_b[[]1, 2]' "
+        '--out "$(mktemp -d)" distributed/test_thing.py'
+    )
+    broken = Case("test_thing.py", "", "import")  # torch's files print their options once they are imported
+    assert causes.reproducer(broken, of_cuda) == (
+        "PYTORCH_TESTING_DEVICE_ONLY_FOR=cuda ditorch run '/home/me/my pytorch/test/test_thing.py' --help"
+    )
+    op = Case("ops", "nn.Linear", "float16")
+    assert causes.reproducer(op, {"kind": "ops", "device": "own", "samples": 2}) == (
+        'ditorch conformance ops --device own --ops nn.Linear --dtypes float16 --samples 2 --out "$(mktemp -d)"'
+    )
 
 
 def test_only_news_fail_and_what_is_known_is_written(tmp_path):

@@ -74,6 +74,7 @@ def check(results):
     assert len(results) == len(by_name) == 40 + len(EXPECTED) + 1
     assert {name: by_name[name] for name in EXPECTED} == EXPECTED
     assert by_name["test_interrupt"][0] in ("crash", "error")
+    assert all(result.line for result in results)  # also of what never answered
     plain = Counter(status for name, (status, _) in by_name.items() if name.startswith("test_plain"))
     assert plain == {"passed": 36, "failure": 4}
 
@@ -342,7 +343,7 @@ DEVICE_FILE = """
     import os, torch
     from torch.testing._internal.common_device_type import instantiate_device_type_tests, onlyCPU, onlyCUDA, ops
     from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.common_utils import TestCase
+    from torch.testing._internal.common_utils import TestCase, run_tests
 
     class TestDevice(TestCase):
         def test_sum(self, device):
@@ -355,8 +356,13 @@ DEVICE_FILE = """
         @ops([op for op in op_db if op.name == "linalg.vander"], allowed_dtypes=(torch.float32,))
         def test_op(self, device, dtype, op):
             self.assertEqual(1, 2)
+        @ops([op for op in op_db if op.name == "linalg.vander"], allowed_dtypes=(torch.float32,))
+        def test_exit(self, device, dtype, op):
+            os._exit(3)
 
     instantiate_device_type_tests(TestDevice, globals())
+    if __name__ == "__main__":
+        run_tests()
 """
 
 
@@ -377,6 +383,27 @@ def test_torchs_classes_are_made_once_for_the_accelerator(checkout, ditorch_comm
         (f"{classname}.test_for_cuda_{suffix}", "passed", ""),
         (f"{classname}.test_for_cpu_{suffix}", "skipped", ""),
         (f"{classname}.test_op_linalg_vander_{suffix}_float32", "failure", "linalg.vander"),
+        (f"{classname}.test_exit_linalg_vander_{suffix}_float32", "crash", "linalg.vander"),
     }
-    assert found["statuses"] == {"passed": 2, "skipped": 1, "failure": 1}
-    assert found["causes"][0]["dtypes"] == {"float32": 1}
+    assert found["statuses"] == {"passed": 2, "skipped": 1, "failure": 1, "crash": 1}
+    assert [cause["dtypes"] for cause in found["causes"]] == [{"float32": 1}] * 2
+    assert found["ops"] == {"linalg.vander": {"failure": 1, "crash": 1}}
+    for cause in found["causes"]:
+        told = pasted(cause["reproducer"], tmp_path)
+        assert ("Scalars are not equal" in told) == (cause["kind"] == "wrong"), told
+        assert ("exit code 3" in told) == (cause["kind"] == "crash"), told
+
+
+def pasted(command, folder):
+    """What a line of the summary comes to in any folder: all that it prints, and its exit code."""
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    done = subprocess.run(
+        ["sh", "-c", command],
+        capture_output=True,
+        text=True,
+        cwd=elsewhere,
+        env={**os.environ, "PATH": path, "DITORCH_DISABLE_MOCK": "0", "DITORCH_BACKEND": "sim"},
+    )
+    return f"{done.stdout}{done.stderr}\nexit code {done.returncode}"

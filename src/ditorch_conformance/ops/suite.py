@@ -47,6 +47,9 @@ class OpSuite:
         listed += [(entry.name, dtype) for entry in self._entries.values() for dtype in entry.dtypes]
         return [(name, dtype) for name, dtype in listed if not self._dtypes or dtype in self._dtypes]
 
+    def origin(self, classname: str, name: str) -> dict[str, Any]:
+        return {} if classname.startswith(kernels.PREFIX) else {"op": classname}
+
     def run(self, classname: str, name: str) -> dict[str, Any]:
         if classname.startswith(kernels.PREFIX):
             return self._measure(classname.partition(".")[2], name)
@@ -59,7 +62,7 @@ class OpSuite:
         times = {} if largest is None else self._times(largest)
         found = summary.answer(falls_back(summary.kernels, self._device), times)
         plain: dict[str, Any] = finite(found)
-        return {"op": classname, **plain}
+        return plain
 
     def _measure(self, kernel: str, dtype: str) -> dict[str, Any]:
         """A kernel in several sizes, for the chip's profile."""
