@@ -93,6 +93,19 @@ def test_a_kernel_that_the_cpu_lacks_in_16_bits_is_rounded_from_float32(name, dt
     assert torch.equal(there.grad.cpu(), wide.grad.to(dtype))
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_16_bit_numbers_and_complex_ones_of_16_bits_meet():
+    numbers = torch.tensor([1.0, 2.0], device="sim", dtype=torch.float16)
+    turn = torch.tensor(1j, device="sim", dtype=torch.complex32)
+    expected = [1j, -1.0]
+    for result in (turn**numbers, 1j**numbers, turn.expand(2) ** numbers):
+        assert result.dtype is torch.complex32
+        assert torch.allclose(result.cpu().to(torch.complex64), torch.tensor(expected), atol=1e-3)
+    for result in (numbers**turn, numbers**1j, torch.pow(numbers, turn.expand(2))):
+        assert result.dtype is torch.complex32
+        assert torch.allclose(result[0].cpu().to(torch.complex64), torch.tensor(1 + 0j), atol=1e-3)
+
+
 def test_what_no_dtype_has_is_refused_as_the_cpu_does():
     with pytest.raises(NotImplementedError, match="not implemented for 'Half'"):
         torch.bincount(torch.ones(3, dtype=torch.float16, device="sim"))
@@ -193,3 +206,16 @@ def test_a_product_with_packed_4_bit_weights(inner_tiles):
         torch._convert_weight_to_int4pack(pairs[:15].to("sim"), 2)
     with pytest.raises(RuntimeError, match=r"expected factors and scales in bfloat16, got torch\.float32"):
         torch._weight_int4pack_mm(factor.float().to("sim"), packed, group, torch.stack([scales, zeros], -1).to("sim"))
+
+
+def test_ldexp_takes_whole_exponents():
+    """torch 2.11 and 2.12 have a kernel of their own for these."""
+    mantissas, exponents = torch.tensor([1.5, -3.0, 0.25]), torch.tensor([3, 1, 0])
+    expected = [12.0, -6.0, 0.25]
+    for dtype in (torch.float32, torch.float16):
+        numbers = mantissas.to("sim", dtype).requires_grad_()
+        result = torch.ldexp(numbers, exponents.to("sim"))
+        assert (result.tolist(), result.dtype) == (expected, dtype)
+        result.sum().backward()
+        assert numbers.grad.tolist() == [8.0, 2.0, 1.0]
+        assert numbers.detach().ldexp_(exponents.to("sim")).tolist() == expected

@@ -267,6 +267,7 @@ inline void register_host_kernels(torch::Library& library, KeyPair keys) {
 inline void register_host_kernel(torch::Library& library, const char* name, const char* overload) {
   const auto op = c10::Dispatcher::singleton().findSchema({std::string("aten::") + name, overload});
   if (!op) return;  // in a release to come
+  if (!op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) return;  // made of operators that know the device
   const auto full_name = c10::toString(op->operator_name());
   library.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostKernel>(op->schema(), DispatchKey::CPU)));
 }

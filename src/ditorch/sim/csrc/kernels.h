@@ -274,6 +274,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&nansum>>());
   register_host_kernel(m, "mode", "values");
   for (const char* overload : {"", "periodic", "beta"}) register_host_kernel(m, "kaiser_window", overload);
+  for (const auto* name : {"Tensor", "out"}) register_host_kernel(m, "ldexp", name);  // since 2.11
+  register_host_kernel(m, "ldexp_", "");
   register_host_kernels(m, kDense);
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

@@ -39,21 +39,22 @@ class InFloat32 {
   // `strict`: leaves the arguments as they are where a 16-bit dtype meets another floating-point one, an error in most
   // kernels.
   InFloat32(Stack* stack, size_t first, bool strict) {
-    bool meets_other = false;
-    each_argument(stack, first, [&](const Tensor& tensor, int) {
-      if (is_narrow(tensor.scalar_type())) dtype_ = tensor.scalar_type();
-      return tensor;
-    });
     each_argument(stack, first, [&](const Tensor& tensor, int) {
       const auto dtype = tensor.scalar_type();
-      meets_other |= (at::isFloatingType(dtype) || at::isComplexType(dtype)) && dtype != dtype_;
+      if (is_narrow(dtype)) (at::isComplexType(dtype) ? complex_ : real_) = dtype;
       return tensor;
     });
-    active_ = dtype_ != at::ScalarType::Undefined && !(strict && meets_other);
+    const bool is_mixed = is_given(real_) && is_given(complex_);
+    each_argument(stack, first, [&](const Tensor& tensor, int) {
+      const auto dtype = tensor.scalar_type();
+      meets_other_ |= (at::isFloatingType(dtype) || at::isComplexType(dtype)) && dtype != real_ && dtype != complex_;
+      return tensor;
+    });
+    active_ = (is_given(real_) || is_given(complex_)) && !(strict && (meets_other_ || is_mixed));
     if (!active_) return;
     each_argument(stack, first, [&](const Tensor& tensor, int argument) {
-      if (tensor.scalar_type() != dtype_) return tensor;
-      changed_.push_back({argument, tensor, tensor.to(wide_dtype(dtype_))});
+      if (tensor.scalar_type() != real_ && tensor.scalar_type() != complex_) return tensor;
+      changed_.push_back({argument, tensor, tensor.to(wide_dtype(tensor.scalar_type()))});
       return changed_.back().wide;
     });
   }
@@ -69,7 +70,8 @@ class InFloat32 {
       narrow.copy_(wide);
     }
     each_argument(stack, stack->size() - results, [&](const Tensor& tensor, int) {
-      return tensor.scalar_type() == wide_dtype(dtype_) ? tensor.to(dtype_) : tensor;
+      const auto dtype = rounded(tensor.scalar_type());
+      return is_given(dtype) ? tensor.to(dtype) : tensor;
     });
   }
 
@@ -84,8 +86,17 @@ class InFloat32 {
       for_each_tensor((*stack)[i], [&](const Tensor& tensor) { return tensor.defined() ? change(tensor, int(i - first)) : tensor; });
   }
 
-  at::ScalarType dtype_ = at::ScalarType::Undefined;
-  bool active_ = false;
+  static bool is_given(at::ScalarType dtype) { return dtype != at::ScalarType::Undefined; }
+  // What a result of this dtype would be, had the kernel computed in 16 bits: also a complex one of real arguments, and
+  // the other way round.
+  at::ScalarType rounded(at::ScalarType wide) const {
+    if (wide == at::kFloat) return is_given(real_) ? real_ : meets_other_ ? at::ScalarType::Undefined : at::kHalf;
+    const bool has_complex = is_given(complex_) || (real_ == at::kHalf && !meets_other_);
+    return wide == at::kComplexFloat && has_complex ? at::kComplexHalf : at::ScalarType::Undefined;
+  }
+
+  at::ScalarType real_ = at::ScalarType::Undefined, complex_ = at::ScalarType::Undefined;
+  bool active_ = false, meets_other_ = false;
   c10::SmallVector<Changed, 4> changed_;
 };
 
