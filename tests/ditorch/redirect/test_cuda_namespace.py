@@ -510,13 +510,14 @@ def test_a_library_of_nvidias_may_be_preferred_where_it_is_not(cuda, kind, name)
     prefer = getattr(torch.backends.cuda, f"preferred_{kind}_library", None)
     if prefer is None:
         pytest.skip("this release has no such preference")
+    names, usual = getattr(torch.backends.cuda, f"_{kind.capitalize()}Backends"), prefer()
     try:
-        assert prefer(name) == prefer() == getattr(torch.backends.cuda, f"_{kind.capitalize()}Backends")[name]
+        assert prefer(name) == prefer() == names[name]
         with pytest.raises(RuntimeError, match="Unknown input value"):
             prefer("nonsense")
     finally:
-        prefer("default")
-    assert prefer() != getattr(torch.backends.cuda, f"_{kind.capitalize()}Backends")[name]
+        prefer(usual)
+    assert prefer() == usual != names[name]
 
 
 def test_modules_that_need_nvidias_libraries_are_refused(cuda) -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from torch import nn
+from torch import _weights_only_unpickler, nn
 
 pytestmark = pytest.mark.usefixtures("redirect")
 
@@ -84,6 +84,8 @@ def test_the_device_class_is_still_the_device_class(x):
 
 @pytest.mark.parametrize("weights_only", [True, False])
 def test_a_devices_type_is_saved_as_a_plain_string(tmp_path, weights_only):
+    if weights_only and "_codecs.encode" not in _weights_only_unpickler._get_allowed_globals():
+        pytest.skip("this release allows no function that makes a string")
     torch.save({"kind": torch.device("cuda").type}, tmp_path / "saved")
     kind = torch.load(tmp_path / "saved", weights_only=weights_only)["kind"]
     assert type(kind) is str
