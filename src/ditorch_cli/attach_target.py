@@ -73,7 +73,8 @@ def _make(run: Path, pid: int) -> None:
         return
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
     run.mkdir(parents=True, exist_ok=True)
-    manifest.write(run, {**manifest.begun([os.fsdecode(word) for word in words], {}), "folder": None, "git": None})
+    known = manifest.begun([os.fsdecode(word) for word in words], {})
+    manifest.write(run, {**known, "folder": None, "git": None, "files": {}})  # its words mean files of its own folder
 
 
 def is_over(target: Target) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -18,6 +20,7 @@ from typing import Any
 
 FILE = "manifest.json"
 SCHEMA = "ditorch.run/1"
+_MAX_CODE_BYTES = 1_000_000  # larger files are data
 _MAX_COMMAND_SECONDS = 10  # for a command that tells something
 _TOLD = re.compile(
     r"(OP|DITORCH|CUDA|CUBLAS|CUDNN|NVIDIA|TORCH|PYTORCH|TORCHELASTIC|NCCL|GLOO|HCCL|ASCEND|MUSA|MLU|XPU|SYCL|HABANA|"
@@ -35,6 +38,7 @@ def begun(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
         "command": shlex.join(command),
         "folder": os.getcwd(),
         "git": _git(),
+        "files": _checksums(command),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": sys.version.partition(" ")[0],
@@ -83,6 +87,17 @@ def _git() -> dict[str, Any] | None:
         return None
     changed = _said(["git", "status", "--porcelain", "--untracked-files=no"])
     return {"commit": commit.strip(), "has_changes": None if changed is None else bool(changed.strip())}
+
+
+def _checksums(command: list[str]) -> dict[str, str]:
+    """Of the files that the command names, the program and its configuration: not all code is in git."""
+    found = {}
+    for path in map(Path, command):
+        with contextlib.suppress(OSError):  # no file, or not a readable one
+            content = path.read_bytes() if path.is_file() and path.stat().st_size <= _MAX_CODE_BYTES else b"\0"
+            if b"\0" not in content:  # as in Python itself
+                found[path.name] = hashlib.sha256(content).hexdigest()[:16]
+    return found
 
 
 def driver(command: str | None) -> str | None:

@@ -109,6 +109,7 @@ def test_several_tools_on_a_healthy_program(ditorch_command, program, tmp_path):
     manifest = json.loads((the_run(tmp_path) / "manifest.json").read_text())
     assert manifest["schema"] == "ditorch.run/1"
     assert manifest["command"].endswith("train.py")
+    assert list(manifest["files"]) == ["train.py"]
     assert manifest["torch"].startswith(manifest["packages"]["torch"].partition("+")[0])
     assert manifest["device"]["backend"] == "sim"
     assert manifest["variables"]["OP_TIME_MEASURE_TRACE_EVENTS"] == "0"

@@ -47,6 +47,10 @@ def _of_manifests(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Before]:
                 yield Before("environment", f"{label} {name}", _part(a, group).get(name), _part(b, group).get(name))
     if a.get("command") != b.get("command"):
         yield Before("code", "command", a.get("command"), b.get("command"))
+    files = _part(a, "files"), _part(b, "files")
+    for name in sorted({*files[0]} & {*files[1]}):  # other names are in the command
+        if files[0][name] != files[1][name]:
+            yield Before("code", name, files[0][name], files[1][name])
     for name in ("commit", "has_changes"):
         one, other = _part(a, "git").get(name), _part(b, "git").get(name)
         if one != other:

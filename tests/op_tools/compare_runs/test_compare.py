@@ -299,6 +299,16 @@ def test_variables_of_our_own_make_no_difference(record):
     assert [one["name"] for one in found["before"]] == ["variable SEED"]
 
 
+def test_an_edited_program_is_told(record):
+    for name in ("good", "bad"):
+        files = {"train.py": name, "model.yaml": "same", f"{name}.json": name}
+        (record(name) / "manifest.json").write_text(json.dumps({"schema": "ditorch.run/1", "files": files}))
+    _, found = compared("good", "bad")
+    assert [(one["what"], one["name"], one["a"], one["b"]) for one in found["before"]] == [
+        ("code", "train.py", "good", "bad")
+    ]
+
+
 def test_a_manifest_that_cannot_be_understood_is_named(record):
     good, bad = record("good"), record("bad")
     (good / "manifest.json").write_text(json.dumps({"schema": "ditorch.run/99", "python": 4}))
