@@ -8,7 +8,7 @@ const Table = (() => {
   const ROW_HEIGHT = 34;
   const SPARE_ROWS = 12;
   const FEW_ROWS = 30; // need no window of their own
-  const PRINTED_ROWS = 1000; // on paper nobody scrolls
+  const PRINTED_ROWS = 1000; // paper does not scroll
   const SAMPLED_ROWS = 40; // whose texts decide how wide columns are
   const SHORT = 18; // letters
   const LEAST = 9; // that a column of long texts has room for
