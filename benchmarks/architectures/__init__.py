@@ -4,7 +4,7 @@ Limits of the verdict are set on the half `tuned` alone; `held-out` tells what t
 one of those to mend a limit. `fresh` is a third set, of classes of ops and of ways to program that the other two
 lack, `fourth` another one, of models of today, `fifth` one with a state, curves and likelihoods, and optimizers of
 its own, `sixth` one that works in chunks, solves and samples, and `seventh` one of rare ops, hand-written autograd
-and composed optimizers; docs/accuracy.md has the first figures of each, and
+and composed optimizers; docs/accuracy-figures.md has the first figures of each, and
 what caused their alarms is mended since.
 """
 
