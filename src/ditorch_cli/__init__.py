@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+
+from ditorch_cli.exit_codes import FAILED, INTERRUPTED
 
 # name: (where the click command is, what it does in one line)
 _COMMANDS = {
@@ -78,6 +81,12 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            context.exit(INTERRUPTED)
+
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands: none of them is imported for it."""
         names = [
@@ -97,14 +106,18 @@ def _group() -> None:
 
 
 def main() -> None:
-    """Runs the command line; an error that we foresaw is one message and exit code 1, without a traceback."""
+    """Runs the command line; an error that we foresaw is one message, without a traceback.
+
+    Its exit code is that of a wrong command line, for 1 says that something was found.
+    """
     try:
         _group(prog_name="ditorch")
-    except Exception as error:
-        if not _is_foreseen(error):
-            raise
-        print(f"ditorch: {error}", file=sys.stderr)
-        sys.exit(1)
+    except Exception as error:  # noqa: BLE001 - shown, with its traceback where it is a mistake of ours
+        if _is_foreseen(error):
+            print(f"ditorch: {error}", file=sys.stderr)
+        else:
+            sys.excepthook(*sys.exc_info())
+        sys.exit(FAILED)
 
 
 def _is_foreseen(error: Exception) -> bool:

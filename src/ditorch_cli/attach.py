@@ -23,6 +23,7 @@ from rich.table import Table
 from ditorch_cli import attach_target
 from ditorch_cli.agreement import Answer, Conversation, DisagreementError
 from ditorch_cli.attach_target import NoSuchRunError, Target
+from ditorch_cli.exit_codes import FAILED, INTERRUPTED
 from ditorch_cli.tool_options import OPTIONS
 from ditorch_shared.control import ControlError
 
@@ -189,12 +190,12 @@ def _spoken(target: Target, patience: float, speak: Callable[[Conversation], Spo
     except (DisagreementError, ControlError, NoSuchRunError) as error:
         _give_up(error)
     except KeyboardInterrupt:
-        _give_up(DisagreementError("given up; the command is withdrawn"))
+        _give_up("given up; the command is withdrawn", INTERRUPTED)
 
 
-def _give_up(error: Exception) -> NoReturn:
-    print(f"ditorch attach: {error}", file=sys.stderr)
-    sys.exit(1)
+def _give_up(reason: object, code: int = FAILED) -> NoReturn:
+    print(f"ditorch attach: {reason}", file=sys.stderr)
+    sys.exit(code)
 
 
 def _ranks(answers: list[Answer]) -> str:

@@ -17,6 +17,7 @@ import click
 
 from ditorch_cli.conformance_progress import Screen
 from ditorch_cli.conformance_text import show_difference, show_summary
+from ditorch_cli.exit_codes import FINE, FOUND, INTERRUPTED
 from ditorch_cli.run import run_variables
 from ditorch_conformance import devices, engines, known, page, profiles, pytorch_tests, summary, tables
 from ditorch_conformance import diff as diffs
@@ -191,7 +192,7 @@ def _run(
         contents = journal.contents
         message = f"Stopped after {len(contents.attempts):,} cases; the same command goes on from there."
         click.echo(message, err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     finally:
         journal.close()
         table = tables.read(folder)
@@ -201,7 +202,7 @@ def _run(
     if update_known and known_file is not None:
         already.updated(table.results).write(known_file)
     elif already.news(table.results):
-        sys.exit(1)
+        sys.exit(FOUND)
 
 
 @conformance.command()
@@ -226,7 +227,10 @@ def report(
     markdown: bool,
     as_json: bool,
 ) -> None:
-    """Sum up RESULTS: folders of runs, also of one under way, or a CSV, or the reference's published archive."""
+    """Sum up RESULTS: folders of runs, also of one under way, or a CSV, or the reference's published archive.
+
+    With --known, the exit code is 1 if a case fails that is not in that file.
+    """
     table, compared = tables.read_all(results), tables.read_all(baseline) if baseline else None
     already = known.read(known_file) if known_file else known.Known()
     if html is not None:
@@ -235,6 +239,8 @@ def report(
         click.echo(summary.markdown(table, compared, already))
     else:
         _tell(table, compared, already, as_json)
+    if known_file and already.news(table.results):
+        sys.exit(FOUND)
 
 
 @conformance.command()
@@ -251,7 +257,7 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
         click.echo(json.dumps(found.as_dictionary(), indent=1))
     else:
         show_difference(found)
-    sys.exit(1 if found.lost else 0)
+    sys.exit(FOUND if found.lost else FINE)
 
 
 @conformance.command()

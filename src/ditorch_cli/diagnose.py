@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ditorch_cli.exit_codes import FAILED, INTERRUPTED
+
 if TYPE_CHECKING:
     from ditorch_diagnosis.diagnosis import Diagnosed
-
-_CANNOT_TELL = 2
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -58,10 +58,10 @@ def command(
         found = Diagnosis(program, good.absolute(), stages, timeout, steps).run()
     except DiagnosisError as error:
         print(f"ditorch diagnose: {error}", file=sys.stderr)
-        sys.exit(_CANNOT_TELL)
+        sys.exit(FAILED)
     except KeyboardInterrupt:
         print("ditorch diagnose: stopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(_CANNOT_TELL)
+        sys.exit(INTERRUPTED)
     if as_json:
         print(json.dumps(found.as_json(), indent=1))
     else:

@@ -17,6 +17,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from ditorch_cli.exit_codes import FAILED, FINE, FOUND
 from ditorch_cli.run import command_line, run_variables, search_path
 
 SCHEMA = "ditorch.rehearsal/1"
@@ -24,7 +25,6 @@ PROCESS_SCHEMA = "ditorch.rehearsal.process/1"  # as ditorch/sim/rehearsal.py wr
 # Errors this many times those of a sound kernel are called wrong by OpAutoCompare (its judging/limits.py: ratio)
 DRIFT_LIMITS = {"float32": 32.0, "bfloat16": 4.0, "float16": 4.0}
 _MAX_ROWS = 20
-NOTHING, FOUND, FAILED = 0, 1, 2  # exit codes
 
 Row = dict[str, Any]
 
@@ -112,7 +112,7 @@ def summed(records: list[Row], status: int) -> Row:
         **_times(slowest),
     }
     is_found = found["missing"] or any(row["is_wrong"] for row in drifting)
-    found["exit_code"] = FAILED if status or not records else FOUND if is_found else NOTHING
+    found["exit_code"] = FAILED if status or not records else FOUND if is_found else FINE
     return found
 
 

@@ -318,7 +318,7 @@ def test_what_is_no_run_is_told(run, tmp_path):
     manifest.write(other, {**manifest.begun(["train.py"], {}), "host": "elsewhere", "ended": 0.0, "status": 3})
     assert re.search(r"ended at \S+ \S+ with status 3: see summary.txt there", run("status", of=other).stderr)
     assert "none of its processes is left on this machine" in run("status").stderr
-    assert run("status").exit_code == 1
+    assert run("status").exit_code == 2
 
 
 def test_slips_in_the_tools_name_are_told(run):
@@ -408,6 +408,6 @@ def test_a_run_that_ends_while_it_is_asked_is_told_at_once(sleeping, run, tmp_pa
     ending.start()
     told = run("status", "--wait", "300")
     ending.join()
-    assert told.exit_code == 1
+    assert told.exit_code == 2
     assert f"the run in {tmp_path} ended before it answered: none of its processes is left" in told.stderr
     assert not (tmp_path / "control" / control.COMMAND).exists()

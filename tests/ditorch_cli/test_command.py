@@ -161,19 +161,26 @@ def test_an_unknown_option_is_named(command):
 
 def test_an_error_that_was_foreseen_is_one_message(command, failing_command):
     failing_command(BackendError("The chip is not there. Plug it in."))
-    assert command("fail") == (1, "", "ditorch: The chip is not there. Plug it in.\n")
+    assert command("fail") == (2, "", "ditorch: The chip is not there. Plug it in.\n")
 
 
-def test_an_error_that_was_not_foreseen_keeps_its_traceback(failing_command, monkeypatch):
+def test_an_error_that_was_not_foreseen_shows_its_traceback_and_is_no_finding(command, failing_command, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     failing_command(ZeroDivisionError("a mistake of ours"))
-    monkeypatch.setattr(sys, "argv", ["ditorch", "fail"])
-    with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
-        cli.main()
+    code, output, errors = command("fail")
+    assert (code, output) == (2, "")
+    assert errors.startswith("Traceback (most recent call last):")
+    assert errors.endswith("ZeroDivisionError: a mistake of ours\n")
+
+
+def test_ctrl_c_is_no_finding(command, failing_command):
+    failing_command(KeyboardInterrupt())
+    assert command("fail")[:2] == (130, "")
 
 
 def test_a_backend_that_does_not_exist_is_one_message(ditorch_command):
     done = ditorch_command("demo", DITORCH_BACKEND="sym")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ditorch: DITORCH_BACKEND=sym: there is no such backend. Did you mean sim?")
     assert done.stderr.count("\n") == 1
 

@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["ditorch", "conformance", "ops", "--out", str(tmp_path / "file" / "out")])
     with pytest.raises(SystemExit) as ended:
         ditorch_cli.main()
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert "out cannot be made (Not a directory): choose another --out." in capsys.readouterr().err
 
 
@@ -292,6 +292,18 @@ def test_only_news_fail_and_what_is_known_is_written(tmp_path):
     path.write_text("test_thing.py::*\n")
     with pytest.raises(ConformanceError, match=r"known.txt line 1 is not a known failure: 'test_thing.py::\*'"):
         known.read(path)
+
+
+def test_a_report_with_known_failures_ends_with_1_for_others(tmp_path, monkeypatch, capsys):
+    run = tables.Table("mine", [failing("test_a_cuda", "1"), result("test_b_cuda")])
+    tables.write(tmp_path, run)
+    for known_failures, code in (("test_thing.py::*.test_a_*  # a reason\n", 0), ("other.py::*  # a reason\n", 1)):
+        (tmp_path / "known.txt").write_text(known_failures)
+        words = ["ditorch", "conformance", "report", tmp_path / "results.csv", "--known", tmp_path / "known.txt"]
+        monkeypatch.setattr("sys.argv", [str(word) for word in words])
+        with pytest.raises(SystemExit) as ended:
+            ditorch_cli.main()
+        assert ended.value.code == code
 
 
 def test_the_share_of_what_passes_on_the_cpu():

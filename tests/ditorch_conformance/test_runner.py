@@ -335,7 +335,7 @@ LIGHT = ("-c", "import ditorch_cli; ditorch_cli.main()")
 
 def test_a_folder_that_is_no_checkout_is_named(tmp_path, ditorch_command):
     done = ditorch_command("conformance", "pytorch", "--source", tmp_path / "nowhere", python=LIGHT)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith(f"ditorch: {tmp_path / 'nowhere'} is not a checkout of PyTorch")
 
 
