@@ -3,9 +3,9 @@
 Limits of the verdict are set on the half `tuned` alone; `held-out` tells what they are worth: nobody looks at
 one of those to mend a limit. `fresh` is a third set, of classes of ops and of ways to program that the other two
 lack, `fourth` another one, of models of today, `fifth` one with a state, curves and likelihoods, and optimizers of
-its own, `sixth` one that works in chunks, solves and samples, and `seventh` one of rare ops, hand-written autograd
-and composed optimizers; docs/accuracy-figures.md has the first figures of each, and
-what caused their alarms is mended since.
+its own, `sixth` one that works in chunks, solves and samples, `seventh` one of rare ops, hand-written autograd
+and composed optimizers, `eighth` one of geometry, parses, own operators, old names and optimizers of few bits;
+docs/accuracy-figures.md has the first figures of each, and what caused their alarms is mended since.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from benchmarks.architectures import (
     curves,
     exact,
     generative,
+    habits,
     hugging_face,
     language,
     layers,
@@ -26,14 +27,17 @@ from benchmarks.architectures import (
     movements,
     numerics,
     objectives,
+    readers,
     recipes,
     rewriting,
     signals,
     solvers,
     structured,
+    surfaces,
     synthesis,
     tasks,
     vision,
+    worlds,
 )
 from benchmarks.architectures.program import Program
 
@@ -61,6 +65,10 @@ ALL: tuple[Program, ...] = (
     *rewriting.PROGRAMS,
     *movements.PROGRAMS,
     *accumulation.PROGRAMS,
+    *readers.PROGRAMS,
+    *surfaces.PROGRAMS,
+    *worlds.PROGRAMS,
+    *habits.PROGRAMS,
 )
 TUNED = tuple(program for program in ALL if program.half == "tuned")
 HELD_OUT = tuple(program for program in ALL if program.half == "held-out")

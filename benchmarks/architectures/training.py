@@ -8,7 +8,7 @@ from typing import Callable
 
 import torch
 from benchmarks import architectures
-from benchmarks.architectures import stepping
+from benchmarks.architectures import schedules, stepping
 from benchmarks.architectures.program import Program
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -91,7 +91,7 @@ FURTHER_OPTIMIZERS: dict[str, Optimizer] = {
     "ASGD": lambda parameters: torch.optim.ASGD(parameters, 1e-2, foreach=True),
 }
 
-NEED_CLOSURE = ("LBFGS", "LBFGS, Wolfe", "SAM")  # a GradScaler has no steps of this kind
+NEED_CLOSURE = ("LBFGS", "LBFGS, Wolfe", "SAM", "in backward")  # a GradScaler has no steps of this kind
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,8 @@ VARIANTS = (
 
 def optimizer_of(program: Program, variant: Variant) -> str:
     """Each program meets another one in each of its forms."""
-    optimizers = {"fifth": FURTHER_OPTIMIZERS, "seventh": stepping.OPTIMIZERS}.get(program.half, OPTIMIZERS)
+    of_sets = {"fifth": FURTHER_OPTIMIZERS, "seventh": stepping.OPTIMIZERS, "eighth": schedules.OPTIMIZERS}
+    optimizers = of_sets.get(program.half, OPTIMIZERS)
     names = [name for name in optimizers if not (variant.scales and name in NEED_CLOSURE)]
     return names[(architectures.ALL.index(program) + VARIANTS.index(variant)) % len(names)]
 
@@ -129,9 +130,8 @@ def train(program: Program, variant: Variant, device: str) -> list[Tensor]:
     if variant.parameters is not None:
         model.to(variant.parameters)
         data = [part.to(variant.parameters) if part.is_floating_point() else part for part in data]
-    optimizer = {**OPTIMIZERS, **FURTHER_OPTIMIZERS, **stepping.OPTIMIZERS}[optimizer_of(program, variant)](
-        list(model.parameters())
-    )
+    makers = {**OPTIMIZERS, **FURTHER_OPTIMIZERS, **stepping.OPTIMIZERS, **schedules.OPTIMIZERS}
+    optimizer = makers[optimizer_of(program, variant)](list(model.parameters()))
     scaler = torch.amp.GradScaler(device, init_scale=1024.0) if variant.scales else None
     losses: list[Tensor] = []
 
