@@ -29,6 +29,7 @@ class Trait(enum.Flag):
     MULTIPLIES = enum.auto()  # no product by itself, but made of some, or its gradient is
     ADDS = enum.auto()  # sums of products of its inputs: of absolute values, it gives the size of what was added up
     STEPS = enum.auto()  # works from one time step, or one reflection, to the next
+    SCANS = enum.auto()  # each result is one before with one more number: partial ones may be rounded to its own dtype
     POWERS = enum.auto()  # products of products: errors grow with their number
     NORM = enum.auto()  # rounded once in the end, with no constant of low precision: a factor shows below one unit
     ROUGH = enum.auto()  # its statistics, and sums of its gradients, may be kept in 16 bits
@@ -158,6 +159,7 @@ _OF_OPS = {
     Trait.CONVOLUTION: """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
         convolution cudnn_convolution gru lstm rnn_relu rnn_tanh""",
     Trait.STEPS: "gru linalg.householder_product lstm ormqr rnn_relu rnn_tanh",
+    Trait.SCANS: "cumprod cumsum cumulative_trapezoid logcumsumexp",
     Trait.POWERS: "linalg.matrix_exp linalg.matrix_power matrix_exp matrix_power",
     Trait.NORM: "layer_norm log_softmax native_layer_norm rms_norm softmax",
     Trait.ROUGH: "batch_norm group_norm instance_norm native_batch_norm native_group_norm",

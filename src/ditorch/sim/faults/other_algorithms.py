@@ -13,6 +13,7 @@ from ditorch.sim.faults.work import Results, Work
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _BLOCKS = 3
+_SCANNED_TOGETHER = 128
 
 
 # ---- formulas of one number ----------------------------------------------------------------------------------------
@@ -179,6 +180,29 @@ def _batch_norm(work: Work) -> Results | None:
     return [normal if given["bias"] is None else normal + by_channel(given["bias"]), mean, scale]
 
 
+# ---- scans ---------------------------------------------------------------------------------------------------------
+
+
+def _scan(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Work], Results | None]:
+    """A tree in each block, and what came before it: everything in the tensor's own dtype, as CUDA does."""
+
+    def make(work: Work) -> Results | None:
+        x: Tensor = work.given["self"]
+        x = x.to(work.given.get("dtype") or x.dtype)
+        if not x.is_floating_point() or not x.numel() or not x.dim():
+            return None
+        made: list[Tensor] = []
+        for block in x.movedim(work.given["dim"], -1).split(_SCANNED_TOGETHER, -1):
+            step = 1
+            while step < block.shape[-1]:
+                block = torch.cat([block[..., :step], combine(block[..., :-step], block[..., step:])], -1)
+                step *= 2
+            made.append(combine(made[-1][..., -1:], block) if made else block)
+        return [torch.cat(made, -1).movedim(-1, work.given["dim"]).contiguous()]
+
+    return make
+
+
 # ---- attention -----------------------------------------------------------------------------------------------------
 
 
@@ -220,4 +244,7 @@ ALGORITHMS: dict[str, Callable[[Work], Results | None]] = {
     "native_layer_norm": _layer_norm,
     "native_batch_norm": _batch_norm,
     "_scaled_dot_product_fused_attention_overrideable": _attention,
+    "cumsum": _scan(torch.add),
+    "cumprod": _scan(torch.mul),
+    "_logcumsumexp": _scan(torch.logaddexp),
 }

@@ -134,7 +134,7 @@ def _words(text: str, make: Make) -> dict[str, Make]:
 
 REMADE: dict[str, Make] = {
     **_words(
-        """mm bmm mv dot vdot sum mean nansum cumsum trace _grouped_mm avg_pool2d _adaptive_avg_pool2d
+        """mm bmm mv dot vdot sum mean nansum trace _grouped_mm avg_pool2d _adaptive_avg_pool2d
         upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_nearest2d""",
         _in_parts("self"),
     ),
@@ -160,7 +160,7 @@ REMADE: dict[str, Make] = {
         sinh cosh asinh acosh atanh erf erfc erfinv lgamma digamma atan2 hypot logaddexp logaddexp2 xlogy logit sinc
         gelu_backward silu_backward mish mish_backward softplus_backward elu elu_backward hardswish hardswish_backward
         hardsigmoid tanh_backward sigmoid_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward
-        prod cumprod logcumsumexp norm linalg_vector_norm renorm std_mean var_mean
+        prod norm linalg_vector_norm renorm std_mean var_mean
         mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
         binary_cross_entropy binary_cross_entropy_backward nll_loss_backward
         native_group_norm _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell

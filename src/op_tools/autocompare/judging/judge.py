@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from op_tools.autocompare.judging import choices, factors, jumps, sensitivity, ties, verdict
+from op_tools.autocompare.judging import choices, factors, jumps, rounded_scans, sensitivity, ties, verdict
 from op_tools.autocompare.judging.limits import MOVES, GivenTolerance, Precision, Tolerance, Tolerances
 from op_tools.autocompare.judging.measures import dense, measured, same_bits
 from op_tools.autocompare.judging.verdict import RIGHT, Row, Verdict, error_info
@@ -118,6 +118,10 @@ def _numbers(value: Value, reference: Reference, tolerance: Tolerance) -> Verdic
         again = verdict.judge(got, expected, other, reference.precision(got, other, part.role), tolerance)
         if again.right:
             return again
+    if reference.ways.scans:
+        scanned = rounded_scans.judged(value, reference, precision, tolerance)
+        if scanned is not None:
+            return scanned
     if Trait.ORDER in reference.ways.traits and part.role == "gradient":
         summed = _with_ties_summed(got, expected, same, reference, precision, tolerance)
         if summed is not None and summed.right:

@@ -34,6 +34,7 @@ LOW_NORM = Limits(1.5, 3.0, 16.0, 1 / 32)
 LOW_NORM_ALONE = Limits(1.5, 3.0, 16.0, 1 / 3)  # where factors on the way may be rounded
 LOW_SUMS = Limits(2.0, 4.0, 20.0, 0.6)  # parts of a sum may be rounded, too (allow_bf16_reduced_precision_reduction)
 LOW_STEPS = Limits(3.0, 6.0, 64.0, 0.6)  # rounded again and again, from one time step to the next
+LOW_STEPS_OF_LOGARITHMS = Limits(3.0, 6.0, 64.0, 4.0)
 SINGLE = Limits(32.0, 32.0, 256.0, 32.0)  # other orders of summation, approximations good to some units
 SINGLE_LOOSE = Limits(128.0, 128.0, 1024.0, 64.0)  # Winograd's algorithm, attention in three passes of tf32
 IN_TF32 = Limits(4.0, 4.0, 32.0, 2.0)  # against a CPU that cuts factors off to tf32
@@ -121,6 +122,12 @@ def precision_of_mean(dtype: torch.dtype, count: float, elements: int) -> Precis
     return precision._replace(eps=precision.eps / math.sqrt(max(1.0, count / max(1, elements))))
 
 
+def in_steps(precision: Precision, are_logarithms: bool) -> Precision:
+    """Where 16 bits are rounded again and again; a rounded logarithm is a factor of what it stands for."""
+    steps = LOW_STEPS_OF_LOGARITHMS if are_logarithms else LOW_STEPS
+    return precision._replace(limits=steps) if precision.limits == LOW else precision
+
+
 def with_tf32_inside(precision: Precision) -> Precision:
     """Where some products on the way may be cut off to tf32, which makes them all a little smaller."""
     bias = max(precision.limits.bias, IN_TF32.bias * _TF32_EPS / precision.eps)
@@ -152,7 +159,7 @@ def precision_for(
     limits = _limits_of(op, dtype, on_device)
     floor = _FLOOR_OF_OWN_SIZE if is_relative and is_by_element else _FLOOR_IN_FLOAT32 if is_fine else 1.0
     precision = precision_of(dtype, limits, slack, floor)
-    return precision._replace(goes_on=catalogue.has(op, Trait.STEPS))
+    return precision._replace(goes_on=catalogue.has(op, Trait.STEPS | Trait.SCANS))
 
 
 def _limits_of(op: str, dtype: torch.dtype, on_device: bool) -> Limits | None:

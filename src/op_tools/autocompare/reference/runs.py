@@ -21,7 +21,7 @@ from op_tools.autocompare.judging import limits
 from op_tools.autocompare.judging.limits import Precision
 from op_tools.autocompare.judging.measures import dense, same_bits
 from op_tools.autocompare.observed import CannotCompare, InputGradients, ObservedCall, Part
-from op_tools.autocompare.reference import shield, stand_ins, tf32
+from op_tools.autocompare.reference import shield, stand_ins
 from op_tools.autocompare.reference.ways import (
     ROUNDED_ONCE,
     SINGLE,
@@ -124,7 +124,7 @@ class Reference:
         reason, ways = "", self.ways.own
         for number, (function, way) in enumerate(ways):
             try:
-                self.same, self.same_gradients = self._run(way, function)
+                self.same, self.same_gradients = self.run_by(way, function)
                 self._other_ways = ways[number + 1 :]
                 return ""
             except Exception as error:  # noqa: BLE001  whatever the CPU cannot do
@@ -133,7 +133,7 @@ class Reference:
 
     def _run_in_higher_precision(self, reason: str) -> None:
         try:
-            self.expected, self.gradients = self._run(self.ways.higher)
+            self.expected, self.gradients = self.run_by(self.ways.higher)
         except Exception as error:  # noqa: BLE001  see above
             if self._run_instead(error):
                 return
@@ -146,7 +146,7 @@ class Reference:
         """Another function that gives the same, where the op's own lacks a dtype. False where there is none."""
         for function in stand_ins.instead_of(self.name, self.observed.function, error):
             with contextlib.suppress(Exception):  # a call of another form
-                self.expected, self.gradients = self._run(self.ways.higher, function)
+                self.expected, self.gradients = self.run_by(self.ways.higher, function)
                 return True
         return False
 
@@ -155,11 +155,11 @@ class Reference:
         way = Way("float32", SINGLE, self.ways.higher.device)
         if self.ways.on_device and any(tensor.dtype in SINGLE for tensor in self.observed.given.tensors):
             with contextlib.suppress(Exception):  # whatever the device cannot do
-                self.expected, self.gradients = self._run(way)
+                self.expected, self.gradients = self.run_by(way)
                 return True
         return False
 
-    def _run(
+    def run_by(
         self, way: Way, function: Function | None = None, given: Arguments | None = None
     ) -> tuple[Rerun, InputGradients]:
         observed = self.observed
@@ -173,7 +173,7 @@ class Reference:
     ) -> tuple[Rerun, InputGradients]:
         """The call in higher precision, with something done to its tensors before, or also to its plain numbers."""
         given = None if of_number is None else self.observed.given.with_numbers(of_number)
-        return self._run(self.ways.higher.then(change), given=given)
+        return self.run_by(self.ways.higher.then(change), given=given)
 
     def run_backward(self, grad_outputs: Sequence[Tensor | None]) -> bool:
         """The gradients of runs that were made with a graph. False where they cannot be had so."""
@@ -186,6 +186,7 @@ class Reference:
         except Exception:  # noqa: BLE001  then they are run anew, and say why that fails
             return False
         self.grad_outputs = grad_outputs
+        self._others = None  # which have no gradients
         return True
 
     def other_values(self, part: Part, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -202,7 +203,7 @@ class Reference:
                     self._others.append((again, again.gradients(self.grad_outputs, create_graph=True)))
             for function, way in self._other_ways if self.ways.chosen is not None else ():
                 with contextlib.suppress(Exception):  # the CPU may lack a kernel for it: one way less to be right
-                    self._others.append(self._run(way, function))
+                    self._others.append(self.run_by(way, function))
         for again, gradients in self._others:
             value = part.of(again, gradients)
             if isinstance(value, Tensor) and (part.role == "gradient" or not _is_coarser(value.dtype, dtype)):
@@ -325,7 +326,7 @@ class Rerun:
         wanted = {id(leaf): leaf for leaf in self._leaves if leaf is not None}
         if not outputs or not wanted:
             return [None] * len(self._leaves)
-        with _undisturbed(way.autocast, graph=False), tf32.Products() if way.in_tf32 else shield.NOTHING:
+        with _undisturbed(way.autocast, graph=False), shield.NOTHING if way.around is None else way.around():
             # as torch.autograd.grad does, which takes long to look at shapes that are known to be right
             found = _engine.run_backward(
                 tuple(outputs),
@@ -359,12 +360,9 @@ def run(function: Function, given: Arguments, way: Way, graph: bool = False, cha
         args = adapted(args, way, None)
         kwargs = kwargs and {key: adapted(value, way, key) for key, value in kwargs.items()}
     versions = versions_of(lent)
-    with shield.shielded(way.autocast, graph) if needs_shield else torch.set_grad_enabled(graph):
-        if way.in_tf32:
-            with tf32.Products():
-                result = function(*args, **kwargs)
-        else:
-            result = function(*args, **kwargs)
+    undisturbed = shield.shielded(way.autocast, graph) if needs_shield else torch.set_grad_enabled(graph)
+    with undisturbed, shield.NOTHING if way.around is None else way.around():
+        result = function(*args, **kwargs)
     now = versions_of(lent)
     written = [] if now == versions else [one for one, new, old in zip(lent, now, versions) if new != old]
     if written and not changes_inputs:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from op_tools.autocompare.arguments import Arguments, Convert
 from op_tools.autocompare.judging import limits
 from op_tools.autocompare.observed import ObservedCall
-from op_tools.autocompare.reference import fused_attention
+from op_tools.autocompare.reference import fused_attention, scans, tf32
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
@@ -24,6 +24,7 @@ from op_tools.values import trees
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
 Function = Callable[..., Any]
+Around = Callable[[], contextlib.AbstractContextManager[Any]]
 
 HIGHER: Dtypes = {
     torch.float16: torch.float64,
@@ -40,7 +41,7 @@ SINGLE: Dtypes = {torch.float16: torch.float32, torch.bfloat16: torch.float32, t
 class Way:
     """How a call is run again: where, and in which dtypes."""
 
-    __slots__ = ("autocast", "change", "device", "dtypes", "in_tf32", "keeps_numbers", "name")
+    __slots__ = ("around", "autocast", "change", "device", "dtypes", "keeps_numbers", "name")
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Way:
         device: str | None = "cpu",
         change: Convert | None = None,
         autocast: torch.dtype | None = None,
-        in_tf32: bool = False,
+        around: Around | None = None,
         keeps_numbers: bool = False,
     ) -> None:
         self.name = name
@@ -57,7 +58,7 @@ class Way:
         self.device = device  # None: where the tensors are
         self.change = change  # of every floating-point tensor, in place of what `dtypes` say
         self.autocast = autocast
-        self.in_tf32 = in_tf32  # products see ten bits of their factors
+        self.around = around  # the kernels, which it makes run otherwise
         self.keeps_numbers = keeps_numbers  # single ones, which kernels take in float32 alone
 
     def convert(self, tensor: Tensor) -> Tensor:
@@ -70,18 +71,24 @@ class Way:
     def then(self, change: Convert) -> Way:
         """The same way with something done to every floating-point tensor in the end."""
         changed: Convert = lambda tensor: change(self.convert(tensor))  # noqa: E731
-        return Way(self.name, self.dtypes, self.device, changed, self.autocast, self.in_tf32, self.keeps_numbers)
+        return Way(self.name, self.dtypes, self.device, changed, self.autocast, self.around, self.keeps_numbers)
 
     def with_tf32(self) -> Way:
         """The same way with products in tf32."""
         name = f"{self.name}, tf32"
-        return Way(name, self.dtypes, self.device, self.change, self.autocast, True, self.keeps_numbers)
+        return Way(name, self.dtypes, self.device, self.change, self.autocast, tf32.Products, self.keeps_numbers)
+
+    def with_scans(self, scan: scans.Scan) -> Way:
+        """The same way with scans of another kind."""
+        around = functools.partial(scans.Scans, scan)
+        return Way(self.name, self.dtypes, self.device, self.change, self.autocast, around, self.keeps_numbers)
 
 
 class Ways(NamedTuple):
     """The ways of all calls of one kind."""
 
     higher: Way
+    scans: list[Way]  # in the device's own dtype, but for roundings on the way; of the last one only the very result
     own: list[tuple[Function | None, Way]]  # in the device's own dtype; None: with the call's own function
     traits: Trait
     is_unknown: bool  # an op that is not in the catalogue
@@ -113,9 +120,14 @@ def ways_with(cast_table: Callable[[str], Dtypes | None], on_device: bool) -> Fi
             higher = Way(higher.name, dtypes, higher.device, keeps_numbers=True)
         own = _on_device(higher, is_tf32) if on_device else _on_cpu(name, autocast, chosen, is_tf32)
         is_exact = not on_device and catalogue.has(name, Trait.EXACT)
-        return Ways(higher, own, found or Trait.SUMS, found is None, is_exact, on_device, chosen, is_tf32)
+        scanning = _scanning(own[0][1]) if not on_device and catalogue.has(name, Trait.SCANS) else []
+        return Ways(higher, scanning, own, found or Trait.SUMS, found is None, is_exact, on_device, chosen, is_tf32)
 
     return find
+
+
+def _scanning(own: Way) -> list[Way]:
+    return [own.with_scans(scan) for scan in (scans.in_blocks, scans.in_small_blocks, scans.one_by_one)]
 
 
 def _on_device(higher: Way, is_tf32: bool) -> list[tuple[Function | None, Way]]:

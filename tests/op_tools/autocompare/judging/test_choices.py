@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import types
-import warnings
 
 import pytest
 import torch
@@ -16,28 +14,9 @@ from ditorch.sim import faults
 from op_tools.autocompare.reference import tf32
 
 from ....conftest import DEVICE
+from ..kernels import kernel, wrong
 
 pytestmark = pytest.mark.skipif(DEVICE != "sim", reason="kernels are replaced on the simulated accelerator")
-
-
-@contextlib.contextmanager
-def kernel(name, function):
-    """The simulated accelerator with another kernel."""
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        library.impl(name, function, "PrivateUse1")
-    try:
-        yield
-    finally:
-        library._destroy()
-
-
-def wrong(run, **options):
-    with op_tools.OpAutoCompare(verbose=0, **options) as tool:
-        run()
-    assert tool.summary.values
-    return {row["op"].rpartition(".")[2] for row in tool.results}
 
 
 def another_topk(x, k, dim=-1, largest=True, sorted=True):
