@@ -7,6 +7,7 @@ device itself (on_device.py), in other processes (in_workers.py). OpAutoCompare 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import threading
 from collections.abc import Iterable
@@ -69,6 +70,8 @@ class CallInProgress:
         )
         # whether it has changed something need not be found out where it is known
         self._versions = [] if self.works_in_place else versions_of(tensors)
+        if None in self._versions:  # inference tensors
+            self.works_in_place = _is_told_to_work_in_place(call)
         active = None if call.autocast is None else call.autocast.dtype
         self._policy = (active, None if active is None else _chosen(name, active))
         self._is_tf32 = catalogue.has(name, catalogue.WITH_PRODUCTS) and _is_tf32(name, tensors)
@@ -103,8 +106,7 @@ class CallInProgress:
         return ObservedCall(call.name, call.func, given, None, call.result, *facts)
 
     def _has_changed(self) -> bool:
-        now = versions_of(self.live.tensors)
-        return None in now or now != self._versions  # None: versions are not counted
+        return versions_of(self.live.tensors) != self._versions
 
 
 class Strategy:
@@ -342,6 +344,21 @@ def _may_write(name: str, func: Any) -> bool:
 @functools.lru_cache(maxsize=10_000)
 def _is_called_in_place(name: str) -> bool:
     return works_in_place(normalized(name).form or name)
+
+
+def _is_told_to_work_in_place(call: OpCall) -> bool:
+    """By an argument that is not named, as modules do: `elu(x, 1.0, True)`."""
+    place = _place_of_inplace(call.func)
+    return place is not None and place < len(call.args) and bool(call.args[place])
+
+
+@functools.lru_cache(maxsize=10_000)
+def _place_of_inplace(func: Any) -> int | None:
+    try:
+        names = list(inspect.signature(func).parameters)
+    except (TypeError, ValueError):  # written in C++
+        return None
+    return names.index("inplace") if "inplace" in names else None
 
 
 @functools.lru_cache(maxsize=10_000)
