@@ -1,5 +1,6 @@
 """Results that an op may choose freely: an unspecified order, which of several values stays at one place, which of
-several is the most frequent, and what becomes of a number that the dtype has no room for.
+several is the most frequent, what becomes of a number that the dtype has no room for, and to which side of a whole
+number one falls that is cut off.
 
 torch's documentation promises neither the order of `topk(sorted=False)` and `unique(sorted=False)`, nor which value is
 left where several were written to the same place, nor what -1.0 is as a byte. ties.py is about equal values.
@@ -7,6 +8,7 @@ left where several were written to the same place, nor what -1.0 is as a byte. t
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable
 
 import torch
@@ -54,6 +56,8 @@ def is_allowed(value: Value, reference: Reference) -> bool:
             return _is_as_frequent(call, value, dense(value.expected))
         if base == "mode" and value.part.role == "gradient":
             return _goes_to_as_frequent(call, dense(value.got), dense(value.expected))
+        if base in _CUT_OFF:
+            return _is_cut_off_nearby(base, call, dense(value.got))
         if base in _CONVERTS and _is_out_of_range(call, dense(value.got), dense(value.expected)):
             return True
         if base in _WRITTEN and value.part.role != "gradient":
@@ -92,6 +96,41 @@ def _is_out_of_range(call: ObservedCall, got: Tensor, expected: Tensor) -> bool:
     numbers = given.double().expand(got.shape)
     fits = (numbers > info.min - 1.0) & (numbers < info.max + 1.0)  # NaN does not
     return not bool((differing(got, expected) & fits).any())
+
+
+# ---- steps between whole numbers -------------------------------------------------------------------------------------
+
+_CUT_OFF = {"linspace": 3, "logspace": 4}  # and how many arguments say which numbers
+_OF_SPACE = ("start", "end", "steps", "base")
+_EXACT_SIZE, _EXACT_PARTS = 2**13, 2**10  # of smaller numbers, such parts have room in float32
+_ROUNDINGS = 8.0  # of float32, in which CUDA computes steps; the CPU takes float64
+
+
+def _is_cut_off_nearby(base: str, call: ObservedCall, got: Tensor) -> bool:
+    """Whether whole numbers are what numbers near the exact ones are cut off to."""
+    if got.is_floating_point() or got.is_complex():
+        return False
+    args = call.given.args[: _CUT_OFF[base]]
+    given: dict[str, Any] = {**dict(zip(_OF_SPACE, args)), **call.given.kwargs}
+    start, end = (float(int(given[name])) for name in ("start", "end"))
+    steps, size = int(given["steps"]), max(abs(start), abs(end), 1.0)
+    exact, slack = (
+        torch.linspace(start, end, steps, dtype=torch.float64),
+        torch.tensor(_ROUNDINGS * _HALF_A_UNIT * size),
+    )
+    if size < _EXACT_SIZE and (_EXACT_PARTS * (end - start) / max(steps - 1, 1)).is_integer():
+        slack = torch.zeros(())
+    if base == "logspace":
+        number = float(given.get("base", 10.0))
+        exact, rounding = (
+            number**exact,
+            torch.clamp(slack * abs(math.log(abs(number) or 1.0)), min=_ROUNDINGS * _HALF_A_UNIT),
+        )
+        slack = exact.abs() * rounding
+    info, numbers = torch.iinfo(got.dtype), got.cpu().double()
+    fits = (exact - slack > info.min - 1.0) & (exact + slack < info.max + 1.0)
+    nearby = ((exact - slack).trunc() <= numbers) & (numbers <= (exact + slack).trunc())
+    return bool((nearby | ~fits).all())
 
 
 # ---- any order -------------------------------------------------------------------------------------------------------

@@ -538,6 +538,52 @@ def test_bernoulli_and_poisson_by_the_probability_of_each_element(device):
         assert wrong(lambda: torch.poisson(3 * shares)) == {"poisson"}
 
 
+# ---- steps between whole numbers -------------------------------------------------------------------------------------
+
+
+def in_single(start, end, steps, whole, off=0.0):
+    """As CUDA does: the steps in float32, from both ends, cut off."""
+    start, end = (torch.tensor(float(int(one))) for one in (start, end))
+    places = torch.arange(steps, dtype=torch.float32)
+    step = (end - start) / max(steps - 1, 1)
+    return whole(torch.where(places < steps // 2, start + step * places, end - step * (steps - 1 - places)) + off)
+
+
+SPACES = [(-128, 127, 7), (0, 100, 11), (-7, 93, 101), (0.7, 90.2, 34), (5, 5, 1), (100, -100, 41), (0, 120, 49)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64], ids=str)
+def test_steps_between_whole_numbers_may_be_single(device, dtype):
+    def linspace(start, end, steps, *, out):
+        return out.resize_(steps).copy_(in_single(start, end, steps, lambda x: x).to(dtype))
+
+    def logspace(start, end, steps, base=10.0, *, out):
+        return out.resize_(steps).copy_(in_single(start, end, steps, lambda x: base**x).to(dtype))
+
+    def run():
+        for start, end, steps in SPACES:
+            torch.linspace(start, end, steps, dtype=dtype, device=device)
+        torch.logspace(0, 6, 7, base=2, dtype=dtype, device=device)
+        torch.logspace(0, 2, steps=9, dtype=dtype, device=device)
+        if dtype is torch.int64:
+            torch.linspace(-(2**40), 2**41, 1001, dtype=dtype, device=device)
+            torch.logspace(0, 12, 25, dtype=dtype, device=device)
+
+    with kernel("linspace.out", linspace), kernel("logspace.out", logspace):
+        assert wrong(run) == set()
+
+
+@pytest.mark.parametrize(("off", "steps"), [(0.5, 8), (1.0, 8), (-0.01, 11), (-0.01, 201)])
+def test_steps_between_whole_numbers_that_are_wrong(device, off, steps):
+    """Of 201 steps each is half a number, which float32 has: nothing is rounded."""
+
+    def linspace(start, end, steps, *, out):
+        return out.resize_(steps).copy_(in_single(start, end, steps, lambda x: x, off).to(out.dtype))
+
+    with kernel("linspace.out", linspace):
+        assert wrong(lambda: torch.linspace(0, 100, steps, dtype=torch.int32, device=device)) == {"linspace"}
+
+
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
 
