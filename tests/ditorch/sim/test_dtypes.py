@@ -219,3 +219,27 @@ def test_ldexp_takes_whole_exponents():
         result.sum().backward()
         assert numbers.grad.tolist() == [8.0, 2.0, 1.0]
         assert numbers.detach().ldexp_(exponents.to("sim")).tolist() == expected
+
+
+FOURIER = {
+    "_fft_c2c": (torch.complex64, ([0, 1], 1, True)),
+    "_fft_r2c": (torch.float32, ([1], 0, True)),
+    "_fft_c2r": (torch.complex64, ([1], 0, 5)),
+}
+NARROW = {torch.float32: torch.float16, torch.complex64: torch.complex32}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", FOURIER)
+def test_a_fourier_transform_in_16_bits_is_rounded_from_float32(name):
+    torch.manual_seed(0)
+    dtype, options = FOURIER[name]
+    signal = torch.randn(4, 3, dtype=dtype).to(NARROW[dtype])
+    kernel = getattr(torch.ops.aten, name)
+    wide = kernel(signal.to(dtype), *options)
+    result = kernel(signal.to("sim"), *options)
+    assert result.dtype is NARROW[wide.dtype]
+    assert result.tolist() == wide.to(NARROW[wide.dtype]).tolist()
+    out = torch.empty_like(result)
+    assert kernel.out(signal.to("sim"), *options, out=out) is out
+    assert out.tolist() == result.tolist()

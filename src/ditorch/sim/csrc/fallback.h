@@ -25,6 +25,7 @@ struct Signature {
   bool asks_for_gradients = false;    // the kernel computes more where an argument requires a gradient
   bool product = false;               // DITORCH_SIM_16BIT concerns it
   bool mixes_dtypes = false;          // takes 16-bit and float32 tensors at once
+  bool is_wide = false;               // the kernel has no 16-bit dtype, and says so in words of its own
 
   explicit Signature(const c10::FunctionSchema& schema) {
     static const std::unordered_set<std::string> indexed{
@@ -40,7 +41,8 @@ struct Signature {
     takes_host_indices = indexed.count(schema.name()) != 0;
     asks_for_gradients = schema.name() == "aten::_sparse_mm_reduce_impl";
     product = is_product(schema.name());
-    mixes_dtypes = is_attention(schema.name());
+    is_wide = schema.name().rfind("aten::_fft_", 0) == 0;
+    mixes_dtypes = is_wide || is_attention(schema.name());
     const auto& arguments = schema.arguments();
     const auto writes = [](const c10::Argument& a) { return a.alias_info() && a.alias_info()->isWrite(); };
     for (size_t i = 0; i < arguments.size(); i++) {
@@ -173,7 +175,7 @@ inline void run_on_host(const OperatorHandle& called, const OperatorHandle& kern
   };
   if (C10_LIKELY(!narrow)) {
     kernel.redispatchBoxed(DispatchKeySet(key), stack);
-  } else if (signature.product && products_in_float32) {
+  } else if (signature.is_wide || (signature.product && products_in_float32)) {
     run_wide(!signature.mixes_dtypes);
   } else {
     const c10::SmallVector<IValue, 12> arguments(stack->begin() + first, stack->end());
