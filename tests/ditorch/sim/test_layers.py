@@ -266,3 +266,34 @@ def test_the_drivers_of_cusolver_are_accepted(driver):
     for mine, cpus in zip(torch.linalg.svd(matrix.to("sim"), driver=driver), expected):
         assert torch.equal(mine.cpu(), cpus)
     assert torch.equal(torch.linalg.svdvals(matrix.to("sim"), driver=driver).cpu(), torch.linalg.svdvals(matrix))
+
+
+@pytest.mark.parametrize("given", ["weight and bias", "weight", "bias", "nothing"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_statistics_of_a_layer_norm_in_16_bits_are_float32(dtype, given):
+    torch.manual_seed(0)
+    rows, grad = (torch.randn(6, 40).to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(40).to(dtype) if name in given else None for name in ("weight", "bias"))
+    wide = [torch.ones(40) if weight is None else weight.float(), None if bias is None else bias.float()]
+    expected = torch.native_layer_norm(rows, (40,), *wide, 1e-5)
+
+    on_device = [None if tensor is None else tensor.to("sim").requires_grad_() for tensor in (rows, weight, bias)]
+    result, *statistics = torch.native_layer_norm(on_device[0], (40,), *on_device[1:], 1e-5)
+    assert result.dtype is dtype
+    assert [tensor.dtype for tensor in statistics] == [torch.float32] * 2
+    assert all(map(torch.equal, (tensor.cpu() for tensor in (result, *statistics)), expected))
+
+    mask = [tensor is not None for tensor in on_device]
+    gradients = torch.autograd.grad(result, [tensor for tensor in on_device if tensor is not None], grad.to("sim"))
+    wanted = torch.ops.aten.native_layer_norm_backward(grad, rows, (40,), *expected[1:], *wide, mask)
+    wanted = [gradient.to(dtype) for gradient, asked in zip(wanted, mask) if asked]
+    assert [gradient.dtype for gradient in gradients] == [dtype] * len(wanted)
+    assert all(map(torch.equal, (gradient.cpu() for gradient in gradients), wanted))
+
+
+def test_a_layer_norm_of_float32_weights_gives_the_cpus_bits():
+    torch.manual_seed(0)
+    rows, weight, bias = torch.randn(6, 40).bfloat16(), torch.randn(40), torch.randn(40)
+    expected = torch.native_layer_norm(rows, (40,), weight, bias, 1e-5)
+    results = torch.native_layer_norm(rows.to("sim"), (40,), weight.to("sim"), bias.to("sim"), 1e-5)
+    assert all(map(torch.equal, (tensor.cpu() for tensor in results), expected))
