@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -297,3 +299,50 @@ def test_a_layer_norm_of_float32_weights_gives_the_cpus_bits():
     expected = torch.native_layer_norm(rows, (40,), weight, bias, 1e-5)
     results = torch.native_layer_norm(rows.to("sim"), (40,), weight.to("sim"), bias.to("sim"), 1e-5)
     assert all(map(torch.equal, (tensor.cpu() for tensor in results), expected))
+
+
+BATCH_NORMS = {
+    "1d": (nn.BatchNorm1d, (8, 4)),
+    "2d": (nn.BatchNorm2d, (3, 4, 5, 5)),
+    "2d without weights": (functools.partial(nn.BatchNorm2d, affine=False), (3, 4, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", BATCH_NORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_batch_norm_in_16_bits_has_running_statistics_of_float32(dtype, name, training):
+    make, shape = BATCH_NORMS[name]
+    torch.manual_seed(0)
+    batch, grad = (torch.randn(shape).to(dtype) for _ in range(2))
+
+    def run(device, weights):
+        layer = make(4).train(training).to(device)
+        for number, parameter in enumerate(layer.parameters()):
+            parameter.data = torch.linspace(-1, 1 + number, 4).to(dtype).to(weights).to(device)
+        given = batch.to(device).requires_grad_()
+        result = layer(given)
+        result.backward(grad.to(device))
+        gradients = [given.grad, *(parameter.grad for parameter in layer.parameters())]
+        return result, gradients, [layer.running_mean, layer.running_var]
+
+    result, gradients, running = run("sim", dtype)
+    expected, wanted, kept = run("cpu", torch.float32)  # as the CPU takes it
+    assert {tensor.dtype for tensor in (result, *gradients)} == {dtype}
+    assert torch.equal(result.cpu(), expected)
+    assert all(torch.equal(one.cpu(), other.to(dtype)) for one, other in zip(gradients, wanted))
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(running, kept))
+
+
+def test_the_kernels_of_a_batch_norm_that_compiled_code_calls_take_both_dtypes():
+    torch.manual_seed(0)
+    batch, weight, bias = (torch.randn(shape).bfloat16() for shape in ((6, 4), (4,), (4,)))
+
+    def run(device, dtype):
+        running = [torch.zeros(4, device=device), torch.ones(4, device=device)]
+        given = [batch.to(device), weight.to(dtype).to(device), bias.to(dtype).to(device)]
+        legit = torch.ops.aten._native_batch_norm_legit(*given, *running, True, 0.1, 1e-5)
+        updated = torch.ops.aten._batch_norm_with_update(*given, *running, 0.1, 1e-5)
+        return [tensor.cpu() for tensor in (*legit, *updated[:3], *running)]
+
+    assert all(map(torch.equal, run("sim", torch.bfloat16), run("cpu", torch.float32)))

@@ -265,8 +265,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&addmm_activation>>());
   for (const char* name : {"_fused_sgd_", "_fused_sgd_.tensor_lr"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recorded<&fused_sgd>>());
-  m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&recorded<&layer_norm>>());
-  m.impl("native_layer_norm_backward", torch::CppFunction::makeFromBoxedFunction<&recorded<&layer_norm_backward>>());
+  register_norms(m);
   m.impl("_index_put_impl_", torch::CppFunction::makeFromBoxedFunction<&recorded<&index_put>>());
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&recorded<&convolution>>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&recorded<&convolution_backward>>());

@@ -17,7 +17,7 @@
 #include "precision.h"  // products of 16-bit numbers in float32
 #include "fallback.h"   // any operator: run the CPU's kernel on the aliases
 #include "algebra.h"    // linear algebra that chips have and the CPU has not, or has otherwise
-#include "norms.h"      // layer norm in 16 bits
+#include "norms.h"      // normalizations of 16-bit numbers
 #include "kernels.h"    // the few operators that a backend must bring itself, and all registrations
 #include "composed.h"   // the operators of sparse and nested tensors
 #include "attention.h"  // scaled_dot_product_attention
