@@ -24,6 +24,9 @@ from benchmarks.reported import (
     recent,
     recent_moves,
     reductions,
+    sixth,
+    sixth_moves,
+    sixth_values,
     special_values,
 )
 from benchmarks.reported.fault import REPORTED, ReportedFault, Work
@@ -31,5 +34,5 @@ from benchmarks.reported.fault import REPORTED, ReportedFault, Work
 __all__ = [
     "REPORTED", "ReportedFault", "Work", "attention", "blocks", "convolutions", "copies", "indexing", "later",
     "latest", "layouts", "legal", "linear_algebra", "losses", "norms", "optimizers", "pointwise", "random_numbers",
-    "recent", "recent_moves", "reductions", "special_values",
+    "recent", "recent_moves", "reductions", "sixth", "sixth_moves", "sixth_values", "special_values",
 ]  # fmt: skip
