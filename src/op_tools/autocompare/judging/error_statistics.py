@@ -98,10 +98,11 @@ class Block:
 
     def _set_nonfinite_aside(self, got: Tensor, expected: Tensor, same: Tensor | None, precision: Precision) -> None:
         beyond = expected.abs() > precision.largest
+        is_overflow = beyond & expected.isfinite()
         expected = torch.where(beyond, expected.sign() * math.inf, expected)
         comparable = got.isfinite() & expected.isfinite()
-        # near the end of the range either is right
-        at_end = beyond & (got * expected.sign() >= precision.largest * (1 - 2 * precision.eps))
+        # of an overflow the end of the range is as good; what is infinite in higher precision, too, is no overflow
+        at_end = is_overflow & (got * expected.sign() >= precision.largest * (1 - 2 * precision.eps))
         self.nonfinite = ~comparable & ~_alike(got, expected) & ~at_end
         # what becomes of an infinity, NaN or another one, depends on the order of operations
         harmless = ~got.isfinite() & ~expected.isfinite() & (got != -expected)

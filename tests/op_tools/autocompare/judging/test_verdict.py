@@ -233,6 +233,17 @@ def test_infinity_beyond_the_range_of_the_dtype_is_right():
     assert verdict_on(torch.tensor([1.0, math.inf, -math.inf]), expected).right
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_largest_number_stands_for_an_overflow_but_not_for_an_infinity(dtype):
+    """A chip may stop at the end of its range; one over zero is infinite in every range."""
+    most = torch.finfo(dtype).max
+    got = torch.tensor([1.0, most, -most], dtype=dtype)
+    overflow = torch.tensor([1.0, 1.5 * most, -1.5 * most], dtype=torch.float64)
+    assert verdict_on(got, overflow, overflow.to(dtype)).right
+    infinite = torch.tensor([1.0, math.inf, -math.inf], dtype=torch.float64)
+    assert not verdict_on(got, infinite, infinite.to(dtype)).right
+
+
 def test_nan_instead_of_infinity_depends_on_the_order_of_operations():
     expected = torch.tensor([1.0, math.inf], dtype=torch.float64)
     assert verdict_on(torch.tensor([1.0, math.nan]), expected).right
