@@ -58,10 +58,11 @@ def a_repeated_mask_counts_anew_in_each_row(call: Broken) -> Wrong:
 
 def bags_with_an_end(data: Data) -> Tensor:
     words, bags = data.tensor([0, 1, 2, 3, 3]), data.tensor([0, 2, 4])
-    return functional.embedding_bag(words, data.parameter(4, 6), bags, mode="sum", include_last_offset=True)
+    table = data.normal(4, 6)  # wants no gradient: the CPU's reads beyond the last bag's
+    return functional.embedding_bag(words, table, bags, mode="sum", include_last_offset=True)
 
 
-@sixth("aten._embedding_bag", "#190060", program=bags_with_an_end)
+@sixth("aten._embedding_bag", "#190060", program=bags_with_an_end, hidden="in float64 the CPU's kernel does the same")
 def last_bag_takes_all_that_is_left(call: Broken) -> Wrong:
     """Where it ends is not read."""
     bags = call["offsets"].clone()

@@ -13,6 +13,7 @@ class Draws(NamedTuple):
     deviation: float
     low: float = -math.inf
     high: float = math.inf
+    is_continuous: bool = True  # no number comes twice, but by rounding
 
 
 # from the positional arguments, without the tensor that a method fills, and those by name
@@ -44,7 +45,7 @@ def normal(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
 
 def bernoulli(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
     share = float(argument(values, kwargs, 0, "p", 0.5))
-    return Draws(share, math.sqrt(share * (1 - share)), 0.0, 1.0)
+    return Draws(share, math.sqrt(share * (1 - share)), 0.0, 1.0, False)
 
 
 def exponential(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
@@ -56,4 +57,4 @@ def randint(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
     numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
     high = float(kwargs.get("high", numbers[-1] if numbers else 1))
     low = float(kwargs.get("low", numbers[0] if len(numbers) > 1 else 0))
-    return Draws((low + high - 1) / 2, math.sqrt(((high - low) ** 2 - 1) / 12), low, high - 1)
+    return Draws((low + high - 1) / 2, math.sqrt(((high - low) ** 2 - 1) / 12), low, high - 1, False)

@@ -13,6 +13,8 @@ from op_tools.ops.distributions import argument
 
 # of a count above its deviations: rare events come in ones, and their deviation says little
 _RARE_DRAWS = 7.0
+_PIECES, _PIECE_LENGTH = 64, 1024  # of large tensors
+_MIN_PAIRS, _USUAL_SHARE_AGAIN = 64, 1 / 16
 _COARSE_UNITS = 32.0  # units in the last place by which probabilities may be off that are computed in their own dtype
 
 
@@ -20,6 +22,22 @@ def _are_far(counts: Tensor, expected: Tensor, variance: Tensor, dtype: torch.dt
     """Whether counts are farther from what is expected than chance brings them. `dtype`: of the probabilities."""
     coarse = _COARSE_UNITS * torch.finfo(dtype).eps * expected
     return bool(((counts - expected).abs() > RANDOM_SIGMAS * variance.sqrt() + _RARE_DRAWS + coarse).any())
+
+
+def are_repeated(numbers: Tensor) -> str:
+    """Why numbers of many values were drawn once and used again; "" where there is no sign of it.
+
+    Looked at are pairs of neighbours: a number alone may come again by chance.
+    """
+    pieces = numbers.reshape(1, -1)
+    if pieces.numel() > _PIECES * _PIECE_LENGTH:
+        pieces = pieces[:, : pieces.numel() // _PIECES * _PIECES].view(_PIECES, -1)[:, :_PIECE_LENGTH]
+    bits = pieces.float().cpu().contiguous().view(torch.int32).long()
+    pairs = (bits[:, 1:] * 2**32 + bits[:, :-1]).flatten()
+    again = pairs.numel() - pairs.unique().numel()
+    if pairs.numel() < _MIN_PAIRS or again <= _USUAL_SHARE_AGAIN * pairs.numel():
+        return ""
+    return f"{again:,} of {pairs.numel():,} pairs of neighbours are drawn more than once"
 
 
 def _multinomial(call: ObservedCall, drawn: Tensor) -> str:

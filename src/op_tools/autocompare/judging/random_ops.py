@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.judging import dropout
-from op_tools.autocompare.judging.impossible_draws import IMPOSSIBLE
+from op_tools.autocompare.judging.impossible_draws import IMPOSSIBLE, are_repeated
 from op_tools.autocompare.judging.limits import (
     MIN_DRAWS_FOR_SPREAD,
     RANDOM_SIGMAS,
@@ -37,6 +37,7 @@ def may_be_random(name: str) -> bool:
 _ATTENTION = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}  # where `dropout_p` stands
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _RANDOM_AT_TIMES = (*_ATTENTION, *_RECURRENT)
+_MANY_VALUES = 2.0**12  # so many that two neighbours are hardly ever drawn again
 
 
 def is_random(call: ObservedCall) -> bool:
@@ -157,4 +158,10 @@ def draws_are_wrong(numbers: Tensor, draws: Draws) -> str:
     allowed = RANDOM_SIGMAS * SPREAD_MARGIN * draws.deviation / math.sqrt(count) + slack
     if abs(deviation - draws.deviation) > allowed and count >= MIN_DRAWS_FOR_SPREAD:
         return f"the spread of {count:,} random numbers is {deviation:g}, it should be about {draws.deviation:g}"
-    return ""
+    return are_repeated(numbers.detach()) if _has_many_values(numbers.dtype, draws) else ""
+
+
+def _has_many_values(dtype: torch.dtype, draws: Draws) -> bool:
+    """Whether numbers have room to be all different, in this dtype and so far from zero."""
+    coarse = torch.finfo(dtype).eps * abs(draws.mean) if dtype.is_floating_point else math.inf
+    return draws.is_continuous and dtype.itemsize >= 4 and draws.deviation > _MANY_VALUES * coarse

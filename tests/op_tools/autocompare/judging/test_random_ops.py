@@ -80,12 +80,29 @@ def test_random_numbers_are_never_blamed_for_being_random(device):
         ("torch.randn", (1000,), torch.full((1000,), math.nan), "NaN or infinite"),
         ("torch.Tensor.normal_", (torch.zeros(1000), 3.0), torch.randn(1000), "the mean"),
         ("torch.randint", (5, (1000,)), torch.full((1000,), 5), "should lie from 0 to 4"),
+        ("torch.randn", ((2, 500),), torch.randn(1, 500).repeat(2, 1), "499 of 999 pairs of neighbours"),
+        ("torch.rand", (400_000,), torch.rand(100_000).repeat(4), "pairs of neighbours are drawn more than once"),
     ],
 )
 def test_wrong_random_numbers_are_found(name, args, numbers, reason):
     (found,) = compare_call(name, torch.rand, Arguments(args, {}), numbers)
     assert found.is_wrong
     assert reason in found.rows[0].verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "numbers"),
+    [
+        ("torch.randint", (5, (1000,)), torch.randint(5, (500,)).repeat(2)),
+        ("torch.rand", ((1000,),), torch.rand(1000).bfloat16()),
+        ("torch.Tensor.uniform_", (torch.zeros(1000), 1.0, 1.000001), 1 + 1e-6 * torch.rand(1000)),
+        ("torch.Tensor.normal_", (torch.zeros(1000), 3.0, 0.0), torch.full((1000,), 3.0)),
+        ("torch.rand", ((1_000_000,),), torch.rand(1_000_000)),
+    ],
+)
+def test_numbers_of_which_there_are_few_may_be_drawn_again(name, args, numbers):
+    (found,) = compare_call(name, torch.rand, Arguments(args, {}), numbers)
+    assert not found.is_wrong
 
 
 def test_the_programs_random_numbers_stay_as_they_are(device):
