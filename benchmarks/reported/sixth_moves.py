@@ -62,7 +62,12 @@ def bags_with_an_end(data: Data) -> Tensor:
     return functional.embedding_bag(words, table, bags, mode="sum", include_last_offset=True)
 
 
-@sixth("aten._embedding_bag", "#190060", program=bags_with_an_end, hidden="in float64 the CPU's kernel does the same")
+@sixth(
+    "aten._embedding_bag_forward_only",
+    "#190060",
+    program=bags_with_an_end,
+    hidden="in float64 the CPU's kernel does the same",
+)
 def last_bag_takes_all_that_is_left(call: Broken) -> Wrong:
     """Where it ends is not read."""
     bags = call["offsets"].clone()
