@@ -35,6 +35,11 @@ def show_summary(table: Table, baseline: Table | None, known: Known) -> None:
     if worst:
         told = ", ".join(f"{name} {count}" for name, count in worst[:_MAX_OPS])
         console.print(f"Ops with most failures: {escape(told)}{', …' if len(worst) > _MAX_OPS else ''}")
+    on_cpu = summary.falls_back(results)
+    if on_cpu:
+        told = ", ".join(f"{kernel} ({', '.join(dtypes)})" for kernel, dtypes in [*on_cpu.items()][:_MAX_OPS])
+        more = f", and {len(on_cpu) - _MAX_OPS:,} more: --json has all" if len(on_cpu) > _MAX_OPS else ""
+        console.print(f"Kernels that compute on the CPU: {escape(told)}{more}")
     if table.never_run:
         console.print(f"{len(table.never_run):,} cases were not reached; the same command runs them.")
     if baseline is not None:

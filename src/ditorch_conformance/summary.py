@@ -98,6 +98,15 @@ def matrix(results: Iterable[Result]) -> dict[str, dict[str, Counter[str]]]:
     return found
 
 
+def falls_back(results: Iterable[Result]) -> dict[str, list[str]]:
+    """Kernels that computed on the CPU, as the op matrix saw it, each with its dtypes."""
+    found: dict[str, dict[str, None]] = {}
+    for result in results:
+        for kernel in result.details.get("falls_back", ()):
+            found.setdefault(kernel, {})[dtype_of(result.case)] = None
+    return {kernel: [*dtypes] for kernel, dtypes in sorted(found.items())}
+
+
 def agreement(results: Iterable[Result], baseline: Iterable[Result], known: Known | None = None) -> Agreement:
     """Cases that this device skips by name (`@onlyCPU`) do not count, and neither do those that fail on the CPU."""
     passing = {portable(result.case) for result in baseline if result.status in PASSING}
@@ -120,6 +129,7 @@ def as_dictionary(table: Table, baseline: Table | None = None, known: Known | No
         "files": {name: dict(counted) for name, counted in by_file(results).items()},
         "dtypes": {name: dict(counted) for name, counted in by_dtype(results).items()},
         "ops": {name: dict(counted) for name, counted in sorted(by_op(results).items())},
+        "falls_back": falls_back(results),
         "causes": [cause.as_dictionary(table.options) for cause in group(results)],
     }
     if baseline is not None:

@@ -166,18 +166,6 @@ def test_what_the_redirect_raises_is_its_own_fault():
     assert status_of(RuntimeError("CUDA out of memory")) == "harness"
 
 
-def test_a_kernel_that_runs_on_the_cpu_by_the_fall_back_of_its_key_is_named(device):
-    from ditorch_conformance.ops import stream
-
-    library = torch.library.Library("conformance_test", "DEF")
-    library.define("twice(Tensor x) -> Tensor")
-    library.impl("twice", lambda x: x * 2, "CPU")
-    names = ["aten::mul.Tensor", "conformance_test::twice"]
-    assert stream.falls_back(names, torch.device(device)) == ["conformance_test::twice"]
-    assert stream.falls_back(names, torch.device("cpu")) == []
-    library._destroy()
-
-
 def test_a_case_of_the_matrix_has_its_dtype_and_a_command():
     from ditorch_conformance.results import Case, dtype_of
 

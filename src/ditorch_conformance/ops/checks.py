@@ -42,6 +42,7 @@ class Checked:
 
     findings: list[Finding] = field(default_factory=list)
     kernels: dict[str, None] = field(default_factory=dict)
+    falls_back: dict[str, None] = field(default_factory=dict)  # kernels that computed on the CPU
     max_ulp: float = 0.0  # of results, against float64
     mean_ulp: float = 0.0
     rmse_ratio: float = 0.0  # of the errors to those of the CPU in the same dtype
@@ -123,7 +124,7 @@ class Checker:
             second = self._device.observed(call, bool(first.gradients), stream)
         except Exception:  # noqa: BLE001 - some ops refuse to be watched; that is no fault of the device's
             return
-        checked.kernels = stream.kernels
+        checked.kernels, checked.falls_back = stream.kernels, stream.falls_back
         yield Finding(TWICE, RIGHT if _same(_values(first), _values(second)) else WRONG, "other bits the second time")
 
     def _runs_on_host(self, call: Call) -> bool:

@@ -22,6 +22,7 @@ class Summary:
         self._counts: dict[str, Counter[str]] = {}
         self._first: dict[str, tuple[int, Finding]] = {}
         self._kernels: dict[str, None] = {}
+        self._falls_back: dict[str, None] = {}
         self._figures = {"max_ulp": 0.0, "mean_ulp": 0.0, "rmse_ratio": 0.0}
         self._warned = ""
 
@@ -31,6 +32,7 @@ class Summary:
         for finding in checked.findings:
             self.note(finding)
         self._kernels.update(checked.kernels)
+        self._falls_back.update(checked.falls_back)
         for name in self._figures:
             value = getattr(checked, name)
             if math.isfinite(value):
@@ -43,11 +45,7 @@ class Summary:
         if finding.check != TWICE:  # which bits come out may depend on the order of threads: told, and no fault
             self._first.setdefault(finding.status, (self.samples, finding))
 
-    @property
-    def kernels(self) -> list[str]:
-        return sorted(self._kernels)
-
-    def answer(self, falls_back: list[str], speed: dict[str, float]) -> dict[str, Any]:
+    def answer(self, speed: dict[str, float]) -> dict[str, Any]:
         """The fields of an attempt."""
         status = next((status for status in _ORDER if status in self._first), SKIPPED)
         number, finding = self._first.get(status, (0, Finding("", SKIPPED, "the list has no samples for it")))
@@ -55,13 +53,13 @@ class Summary:
             "samples": self.samples,
             "checks": {check: dict(counted) for check, counted in self._counts.items()},
             **{name: round(value, 3) for name, value in self._figures.items() if value},
-            "kernels": self.kernels,
+            "kernels": sorted(self._kernels),
             **speed,
         }
         if TWICE in self._counts:
             details["deterministic"] = not self._counts[TWICE][WRONG]
-        if falls_back or self._warned:
-            details["falls_back"] = falls_back or [self._warned]
+        if self._falls_back or self._warned:
+            details["falls_back"] = sorted(self._falls_back) or [self._warned]
         if status == RIGHT:
             return {"status": status, "details": details}
         details["raising"] = finding.raising or finding.check

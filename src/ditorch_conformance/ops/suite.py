@@ -18,7 +18,6 @@ from ditorch_conformance.ops.databases import Entry, entries
 from ditorch_conformance.ops.findings import Summary
 from ditorch_conformance.ops.recipe import is_chosen
 from ditorch_conformance.ops.samples import Call
-from ditorch_conformance.ops.stream import falls_back
 from ditorch_conformance.results import GENERATOR, RIGHT, UNSUPPORTED
 from op_tools.output.results import finite
 
@@ -60,7 +59,7 @@ class OpSuite:
             if checked.kernels and _elements(call) > _elements(largest):
                 largest = call
         times = {} if largest is None else self._times(largest)
-        found = summary.answer(falls_back(summary.kernels, self._device), times)
+        found = summary.answer(times)
         plain: dict[str, Any] = finite(found)
         return plain
 
