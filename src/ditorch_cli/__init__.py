@@ -86,6 +86,8 @@ class _LazyGroup(click.Group):
             return super().invoke(context)
         except KeyboardInterrupt:
             context.exit(INTERRUPTED)
+        except EOFError as error:  # click would take it for Ctrl-D; no command asks anything
+            raise RuntimeError("a file ends too early") from error
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands: none of them is imported for it."""

@@ -196,8 +196,9 @@ def _run(
     finally:
         journal.close()
         table = tables.read(folder)
-        tables.write(folder, table)
-        tables.put(folder / "report.html", page.page(table))
+        if table.results:
+            tables.write(folder, table)
+            tables.put(folder / "report.html", page.page(table))
     _tell(table, tables.read(baseline) if baseline else None, already, as_json)
     if update_known and known_file is not None:
         already.updated(table.results).write(known_file)
@@ -277,9 +278,7 @@ def profile(results: tuple[Path, ...], chip: str, out: Path) -> None:
 
 def _tell(table: tables.Table, baseline: tables.Table | None, already: known.Known, as_json: bool) -> None:
     if as_json:
-        told = summary.as_dictionary(table, baseline, already)
-        told["news"] = [str(result.case) for result in already.news(table.results)]
-        click.echo(json.dumps(told, indent=1))
+        click.echo(json.dumps(summary.as_dictionary(table, baseline, already), indent=1))
     else:
         show_summary(table, baseline, already)
 

@@ -40,6 +40,8 @@ def show_summary(table: Table, baseline: Table | None, known: Known) -> None:
         told = ", ".join(f"{kernel} ({', '.join(dtypes)})" for kernel, dtypes in [*on_cpu.items()][:_MAX_OPS])
         more = f", and {len(on_cpu) - _MAX_OPS:,} more: --json has all" if len(on_cpu) > _MAX_OPS else ""
         console.print(f"Kernels that compute on the CPU: {escape(told)}{more}")
+    if table.without_cases:
+        console.print(f"No case for this device, or that was asked for: {escape(', '.join(table.without_cases))}")
     if table.never_run:
         console.print(f"{len(table.never_run):,} cases were not reached; the same command runs them.")
     if baseline is not None:
@@ -96,6 +98,8 @@ def _show_known(table: Table, known: Known, console: Console) -> None:
         console.print(f"  new     {escape(str(result.case))}")
     for pattern in mended[:_MAX_ROWS]:
         console.print(f"  mended  {escape(pattern.text)}")
+    for pattern in summary.unmatched(table, known)[:_MAX_ROWS]:
+        console.print(f"  no such case  {escape(pattern.text)}")
 
 
 def show_difference(found: Difference) -> None:

@@ -64,6 +64,7 @@ _KINDS = tuple(
         ("memory", r"^MemoryError|out of memory|Cannot allocate|can't allocate|enforce fail at alloc"),
     )
 )
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b")
 _GENERATORS = ("make_tensor", "_uniform_random_", "random_", "normal_", "uniform_")
 
 
@@ -133,6 +134,8 @@ def raising(result: Result) -> str:
     found = next(filter(None, (pattern.search(result.message) for pattern in _RAISING)), None)
     if found:
         return found[1]
+    if result.case.name == IMPORT:
+        return IMPORT
     is_in_test = result.where.partition(":")[0] == result.case.file.rpartition("/")[2]
     return result.info if is_in_test else result.where or result.info
 
@@ -140,13 +143,23 @@ def raising(result: Result) -> str:
 def without_numbers(result: Result) -> str:
     """The first words of a message, without numbers, addresses, devices and dtypes."""
     if result.status == CRASH:
-        return result.info
-    text = " ".join(without_advice(result.message).split())
+        return f"{result.info}: {_without_numbers(_raised(result))}" if _raised(result) else result.info
+    text = _without_numbers(without_advice(result.message))
+    return f"{result.info}: {text[:_MAX_MESSAGE]}" if result.info else text[:_MAX_MESSAGE]
+
+
+def _raised(result: Result) -> str:
+    """The exception by which Python ended, as at an import; other last words may be anybody's."""
+    last = result.message.rpartition("\n")[2]
+    return last if result.info == "exit code 1" and _EXCEPTION.match(last) else ""
+
+
+def _without_numbers(text: str) -> str:
+    text = " ".join(text.split())
     text = re.sub(r"0x[0-9a-f]+", "#", text)
     text = re.sub(r"tensor\(.*?\)(?=[ ,.]|$)", "tensor(…)", text)
     text = re.sub(r"(?<![\w])-?\d+((,\d{3})+(?![\d,]))?(\.\d+)?(e[+-]?\d+)?", "#", text)
-    text = re.sub(r"#(, #)+", "#, …", text)
-    return f"{result.info}: {text[:_MAX_MESSAGE]}" if result.info else text[:_MAX_MESSAGE]
+    return re.sub(r"#(, #)+", "#, …", text)
 
 
 def reproducer(case: Case, options: Mapping[str, Any] = MappingProxyType({})) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ditorch_conformance.errors import ConformanceError
-from ditorch_conformance.results import Attempt, Case, Result, result_of
+from ditorch_conformance.results import STATUSES, Attempt, Case, Result, result_of
 
 NAME = "journal.jsonl"
 _MAX_QUOTED = 60
@@ -53,20 +53,29 @@ class Journal:
 
     def add(self, attempt: Attempt) -> None:
         with self._lock:
-            self.contents.take(attempt)
             self._write({"attempt": _plain(attempt)})
+            self.contents.take(attempt)
 
     def add_cases(self, file: str, cases: list[Case]) -> None:
         """What discovery found in a file."""
         with self._lock:
-            self.contents.cases[file] = cases
             self._write({"file": file, "cases": [[case.classname, case.name] for case in cases]})
+            self.contents.cases[file] = cases
 
     def close(self) -> None:
         os.close(self._file)
 
     def _write(self, line: dict[str, Any]) -> None:
-        os.write(self._file, (json.dumps(line) + "\n").encode())
+        """All of it or nothing: a disk that is full takes a part."""
+        content, size = (json.dumps(line) + "\n").encode(), os.fstat(self._file).st_size
+        try:
+            while content:
+                content = content[os.write(self._file, content) :]
+        except OSError as error:
+            os.ftruncate(self._file, size)
+            raise ConformanceError(
+                f"{self.path} cannot be written ({error.strerror}). What is in it is whole: the same command goes on."
+            ) from None
 
 
 class Contents:
@@ -79,6 +88,8 @@ class Contents:
         self.attempts: dict[Case, list[Attempt]] = {}
         for number, text in enumerate(lines, 1):
             try:
+                if not text.isascii():  # not as it was written
+                    raise ValueError(text)
                 self._take_line(json.loads(text))
             except (ValueError, TypeError, KeyError):
                 raise ConformanceError(
@@ -91,7 +102,10 @@ class Contents:
         elif "cases" in line:
             self.cases[line["file"]] = [Case(line["file"], *names) for names in line["cases"]]
         else:
-            self.take(Attempt(**{**line["attempt"], "case": Case(*line["attempt"]["case"])}))
+            attempt = Attempt(**{**line["attempt"], "case": Case(*line["attempt"]["case"])})
+            if attempt.status not in STATUSES:
+                raise ValueError(attempt.status)
+            self.take(attempt)
 
     def take(self, attempt: Attempt) -> None:
         self.attempts.setdefault(attempt.case, []).append(attempt)
@@ -107,12 +121,12 @@ class Contents:
 def read(folder: Path) -> Contents:
     """The journal of a run, also of one that is under way."""
     try:
-        text = (folder / NAME).read_text(encoding="utf-8")
+        content = (folder / NAME).read_bytes()
     except OSError:
         raise ConformanceError(
             f"There is no run in {folder}: {NAME} is missing. `ditorch conformance pytorch` and `ops` make one."
         ) from None
-    return Contents(text[: text.rfind("\n") + 1].splitlines(), folder / NAME)
+    return Contents(_lines(content[: content.rfind(b"\n") + 1]), folder / NAME)
 
 
 def _whole_lines(file: int) -> list[str]:
@@ -122,7 +136,11 @@ def _whole_lines(file: int) -> list[str]:
     end = content.rfind(b"\n") + 1
     with contextlib.suppress(OSError):
         os.ftruncate(file, end)
-    return content[:end].decode().splitlines()
+    return _lines(content[:end])
+
+
+def _lines(content: bytes) -> list[str]:
+    return content.decode("ascii", errors="replace").split("\n")[:-1]
 
 
 def _plain(attempt: Attempt) -> dict[str, Any]:

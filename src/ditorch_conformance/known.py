@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ditorch_conformance.causes import kind_of, without_numbers
 from ditorch_conformance.errors import ConformanceError
-from ditorch_conformance.results import Case, Result, literally
+from ditorch_conformance.results import IMPORT, Case, Result, literally
 from ditorch_conformance.tables import put
 
 _MAX_REASON = 100
@@ -47,6 +47,14 @@ class Known:
         about = {pattern: [result for result in results if pattern.matches(result.case)] for pattern in self.patterns}
         return [pattern for pattern, found in about.items() if found and not any(r.is_failing for r in found)]
 
+    def unmatched(self, results: Iterable[Result], never_run: Iterable[Case]) -> list[Pattern]:
+        """Patterns about these files that fit none of their cases: misspelt, or a test has another name by now."""
+        cases = {*(result.case for result in results), *never_run}
+        names = [str(case) for case in cases]
+        files = {case.file for case in cases} - {case.file for case in cases if case.name == IMPORT}
+        about = [one for one in self.patterns if fnmatch.filter(files, one.text.partition("::")[0])]
+        return [one for one in about if not fnmatch.filter(names, one.text)]
+
     def reason(self, case: Case) -> str | None:
         return next((pattern.reason for pattern in self.patterns if pattern.matches(case)), None)
 
@@ -69,10 +77,17 @@ class Known:
 def read(path: Path, may_be_missing: bool = False) -> Known:
     """The file's patterns. `may_be_missing`: it is about to be written."""
     if not path.exists():
-        if may_be_missing:
-            return Known()
-        raise ConformanceError(f"There is no file {path} of known failures; --update-known writes one.")
-    return Known(pattern for _, pattern in _patterns(path, path.read_text(encoding="utf-8").splitlines()))
+        if not may_be_missing:
+            raise ConformanceError(f"There is no file {path} of known failures; --update-known writes one.")
+        if not path.absolute().parent.is_dir():
+            raise ConformanceError(f"{path} cannot be written: there is no folder {path.parent}.")
+        return Known()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConformanceError(f"{path} cannot be read as known failures: {reason}.") from None
+    return Known(pattern for _, pattern in _patterns(path, lines))
 
 
 def _patterns(path: Path, lines: list[str]) -> Iterator[tuple[int, Pattern]]:

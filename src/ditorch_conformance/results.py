@@ -15,6 +15,7 @@ RIGHT, WRONG, UNSUPPORTED = "right", "wrong", "unsupported"
 GENERATOR, REDIRECT, HARNESS = "input-generator", "redirect", "harness"
 PASSING = frozenset({PASSED, RIGHT})
 FAILING = frozenset({FAILURE, ERROR, CRASH, TIMEOUT, WRONG, UNSUPPORTED, GENERATOR, REDIRECT, HARNESS})
+STATUSES = PASSING | FAILING | {SKIPPED, FLAKY}
 IMPORT = "import"  # the name of the one case of a file that cannot be imported
 
 

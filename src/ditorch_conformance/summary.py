@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from ditorch_conformance.causes import group
-from ditorch_conformance.known import Known
+from ditorch_conformance.known import Known, Pattern
 from ditorch_conformance.results import (
     CRASH,
     ERROR,
@@ -116,6 +116,11 @@ def agreement(results: Iterable[Result], baseline: Iterable[Result], known: Know
     return Agreement(len(here), passed, expected)
 
 
+def unmatched(table: Table, known: Known) -> list[Pattern]:
+    """Known failures that are about these files and fit no case of theirs; nothing is said of a part of the cases."""
+    return known.unmatched(table.results, table.never_run) if table.is_whole else []
+
+
 def as_dictionary(table: Table, baseline: Table | None = None, known: Known | None = None) -> dict[str, Any]:
     """Everything, for JSON (schema ditorch.conformance/1)."""
     results = table.results
@@ -125,6 +130,7 @@ def as_dictionary(table: Table, baseline: Table | None = None, known: Known | No
         "options": table.options,
         "cases": len(results),
         "never_run": len(table.never_run),
+        "without_cases": table.without_cases,
         "statuses": dict(Counter(result.status for result in results)),
         "files": {name: dict(counted) for name, counted in by_file(results).items()},
         "dtypes": {name: dict(counted) for name, counted in by_dtype(results).items()},
@@ -135,6 +141,10 @@ def as_dictionary(table: Table, baseline: Table | None = None, known: Known | No
     if baseline is not None:
         agreed = agreement(results, baseline.results, known)
         found["baseline"] = {"title": baseline.title, **vars(agreed), "share": agreed.share}
+    known = known or Known()
+    found["news"] = [str(result.case) for result in known.news(results)]
+    found["mended"] = [pattern.text for pattern in known.mended(results)]
+    found["unmatched"] = [pattern.text for pattern in unmatched(table, known)]
     return found
 
 

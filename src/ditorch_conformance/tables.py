@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
 import re
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +35,15 @@ class Table:
     never_run: list[Case] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     slices: dict[str, int] = field(default_factory=dict)  # of a file one case in so many was taken; unless told, all
+    without_cases: list[str] = field(
+        default_factory=list
+    )  # files that have none for this device, or none that is wanted
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all cases of its files were wanted."""
+        chosen = any(self.options.get(name) for name in ("wanted", "ops", "dtypes"))
+        return not chosen and all(one_in == 1 for one_in in self.slices.values())
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -44,7 +55,8 @@ def read(path: Path) -> Table:
         contents = journal.read(path)
         options = contents.options or {}
         slices = dict.fromkeys(contents.cases, options.get("one_in", 1))
-        return Table(path.name, contents.results(), contents.never_run(), options, slices)
+        without = [file for file, cases in contents.cases.items() if not cases]
+        return Table(path.name, contents.results(), contents.never_run(), options, slices, without)
     if not path.is_file():
         raise ConformanceError(f"There is no {path}: give the folder of a run, or a CSV, tar or JSON file of results.")
     try:
@@ -63,7 +75,9 @@ def read(path: Path) -> Table:
         raise ConformanceError(f"{path} cannot be read as results: it is no JSON ({error})") from None
     except tarfile.TarError:  # its message has a line for each method that it tried
         raise ConformanceError(f"{path} cannot be read as results: it is no CSV, tar or JSON file") from None
-    except (ValueError, KeyError) as error:
+    except (EOFError, zlib.error):
+        raise ConformanceError(f"{path} cannot be read as results: the archive ends too early") from None
+    except (ValueError, KeyError, OSError, csv.Error) as error:
         raise ConformanceError(f"{path} cannot be read as results: {error}") from None
 
 
@@ -76,6 +90,7 @@ def read_all(paths: Sequence[Path]) -> Table:
         [case for table in tables for case in table.never_run],
         {name: value for name, value in tables[0].options.items() if all(t.options.get(name) == value for t in tables)},
         {file: one_in for table in tables for file, one_in in table.slices.items()},
+        [file for table in tables for file in table.without_cases],
     )
 
 
@@ -85,10 +100,12 @@ def _rows(file: TextIO) -> list[Result]:
     missing = {"classname", "name", "status"}.difference(reader.fieldnames or ())
     if missing:
         raise ValueError(f"it has no column {', '.join(sorted(missing))}")
-    return unique(_result(row) for row in reader)
+    return unique(_result(row, reader.line_num) for row in reader)
 
 
-def _result(row: dict[str, str]) -> Result:
+def _result(row: dict[str, str], line: int) -> Result:
+    if not row["status"]:
+        raise ValueError(f"line {line} has no status")
     tries = tuple((row.get("tries") or row["status"]).split())
     return Result(
         Case(row.get("file", ""), row["classname"], row["name"]),
@@ -140,6 +157,8 @@ def put(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", errors="replace")
         temporary.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise ConformanceError(f"{path} cannot be written ({error.strerror}): choose another place.") from None
 
 

@@ -174,6 +174,7 @@ def test_the_command_compares(published, tmp_path, monkeypatch, capsys):
     ("name", "content", "reason"),
     [
         ("table.csv", "a,b\n1,2\n", "it has no column classname, name, status"),
+        ("table.csv", "file,classname,name,status\na,b,c,passed\na,b\n", "line 3 has no status"),
         ("archive.tar", "nonsense", r"cannot be read as results: it is no CSV, tar or JSON file$"),
         ("list.json", "{", r"cannot be read as results: it is no JSON \(Expecting property name"),
         ("list.json", '{"nonsense": 1}', "'nonsense' is not of the form"),
@@ -190,6 +191,22 @@ def test_what_holds_no_results_is_said(tmp_path, name, content, reason):
     (tmp_path / "journal.jsonl").write_text('{"options": {}}\nnonsense\n')
     with pytest.raises(ConformanceError, match=r"journal.jsonl line 2 is not a run's: 'nonsense'"):
         tables.read(tmp_path)
+
+
+def test_an_archive_that_ends_too_early_is_said(published, monkeypatch, capsys):
+    published.write_bytes(published.read_bytes()[:-40])
+    monkeypatch.setattr("sys.argv", ["ditorch", "conformance", "report", str(published)])
+    with pytest.raises(SystemExit) as ended:
+        ditorch_cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith("cannot be read as results: the archive ends too early\n")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "results.csv").mkdir()
+    with pytest.raises(ConformanceError, match=r"results.csv cannot be written \(Is a directory\)"):
+        tables.put(tmp_path / "results.csv", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path, monkeypatch, capsys):
@@ -289,9 +306,28 @@ def test_only_news_fail_and_what_is_known_is_written(tmp_path):
     assert known.read(path, may_be_missing=True).patterns == []
     with pytest.raises(ConformanceError, match=r"no file .*known.txt of known failures; --update-known writes one"):
         known.read(path)
+    for wrong, reason in ((tmp_path, "Is a directory"), (tmp_path / "bytes", "it is no text")):
+        (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+        with pytest.raises(ConformanceError, match=f"cannot be read as known failures: {reason}"):
+            known.read(wrong)
+    with pytest.raises(ConformanceError, match=r"new/known.txt cannot be written: there is no folder .*new\."):
+        known.read(tmp_path / "new" / "known.txt", may_be_missing=True)  # said before the run and not after it
     path.write_text("test_thing.py::*\n")
     with pytest.raises(ConformanceError, match=r"known.txt line 1 is not a known failure: 'test_thing.py::\*'"):
         known.read(path)
+
+
+def test_a_known_failure_that_no_case_has_is_told(tmp_path, capsys):
+    patterns = "test_thing.py::*.test_a_*", "test_thing.py::*.test_aa_*", "test_other.py::*.test_a_*"
+    expected = known.Known([known.Pattern(text, "a reason") for text in patterns])
+    run = tables.Table("a run", [failing("test_a_cuda", "1")])
+    show_summary(run, None, expected)
+    assert capsys.readouterr().out.endswith(
+        "are not among the known ones.\n  no such case  test_thing.py::*.test_aa_*\n"
+    )
+    assert summary.as_dictionary(run, None, expected)["unmatched"] == ["test_thing.py::*.test_aa_*"]
+    run.slices = {"test_thing.py": 20}  # it may be among those that were left out
+    assert summary.unmatched(run, expected) == []
 
 
 def test_a_report_with_known_failures_ends_with_1_for_others(tmp_path, monkeypatch, capsys):

@@ -8,18 +8,19 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections import Counter
 
 import pytest
 
-from ditorch_conformance import engines
+from ditorch_conformance import causes, engines
 from ditorch_conformance import journal as journals
 from ditorch_conformance.errors import ConformanceError
 from ditorch_conformance.journal import Journal
 from ditorch_conformance.process import STOPPED, Limits, WorkerGone, WorkerProcess
-from ditorch_conformance.results import Case
+from ditorch_conformance.results import Attempt, Case
 from ditorch_conformance.runner import run
 from ditorch_conformance.selection import Selection
 
@@ -177,7 +178,9 @@ def test_what_fails_once_and_then_passes_is_flaky_and_resuming_runs_nothing_agai
     assert found["test_always_fails"].where == "test_flaky.py:test_always_fails"
     assert found["test_always_fails"].line > 0
     assert found["import"].status == "crash"
-    assert "No module named 'there_is_no_such_module'" in found["import"].message
+    [broken] = [cause for cause in causes.group(found.values()) if cause.kind == "crash"]
+    assert broken.raising == "import"
+    assert broken.message == "exit code 1: ModuleNotFoundError: No module named 'there_is_no_such_module'"
     log = (tmp_path / "log").read_text()
     # set up once per class and process; the second attempts are made after all first ones, in a fresh process
     again = ["class", "test_always_fails", "test_fails_once"]
@@ -238,6 +241,23 @@ def test_each_name_that_no_case_has_is_said():
     Selection(names=("add",)).check([Case("ops", "", "import")])  # the worker did not start, which is told
     with pytest.raises(ConformanceError, match="--one-in 1000 leaves no case"):
         Selection(one_in=1000).check([])
+
+
+def test_a_file_without_a_case_is_named_and_nothing_empty_is_left(checkout, tmp_path, ditorch_command):
+    source = checkout(
+        test_empty="import unittest\nclass TestOne(unittest.TestCase): pass\n",
+        test_one="import unittest\nclass TestOne(unittest.TestCase):\n    def test_a(self): pass\n",
+    )
+    command = ["conformance", "pytorch", "--source", source, "--device", "cpu"]
+    done = ditorch_command(*command, "test_one", "test_empty", python=LIGHT)
+    assert done.returncode == 0, done.stderr
+    assert "No case for this device, or that was asked for: test_empty.py\n" in done.stdout
+    found = json.loads(ditorch_command("conformance", "report", "conformance_cpu", "--json", python=LIGHT).stdout)
+    assert found["without_cases"] == ["test_empty.py"]
+
+    done = ditorch_command(*command, "--out", "none", "test_empty", python=LIGHT)
+    assert done.returncode == 2
+    assert not (tmp_path / "none" / "report.html").exists()
 
 
 def test_no_worker_is_left_with_all_the_slow_cases(checkout, tmp_path, recipes):
@@ -319,6 +339,41 @@ def test_one_case_in_so_many_is_the_same_on_every_device():
     assert taken["cpu"] == taken["cuda"]
     assert 10 < len(taken["cpu"]) < 60
     assert Selection("*Common*", one_in=10).options() == {"wanted": "*Common*", "one_in": 10}
+
+
+def test_a_full_disk_leaves_whole_lines_and_is_said(tmp_path):
+    code = f"""
+        import resource
+        from pathlib import Path
+        from ditorch_conformance.errors import ConformanceError
+        from ditorch_conformance.journal import Journal
+        from ditorch_conformance.results import Attempt, Case
+        journal = Journal(Path({str(tmp_path)!r}), {{}})
+        journal.add(Attempt(Case("a", "B", "c"), "passed"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 20, resource.RLIM_INFINITY))
+        try:
+            journal.add(Attempt(Case("a", "B", "d"), "passed"))
+        except ConformanceError as error:
+            print(error)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        journal.add(Attempt(Case("a", "B", "e"), "passed"))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    why = "cannot be written (File too large). What is in it is whole: the same command goes on."
+    assert (done.stdout, done.stderr) == (f"{tmp_path}/journal.jsonl {why}\n", "")
+    assert [case.name for case in journals.read(tmp_path).attempts] == ["c", "e"]
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"\x00", b'", "status": "passing'])
+def test_a_damaged_journal_is_named_with_its_line(tmp_path, damage):
+    journal = Journal(tmp_path, {})
+    journal.add(Attempt(Case("a", "B", "c"), "passed"))
+    journal.close()
+    content = journal.path.read_bytes()
+    journal.path.write_bytes(content.replace(b"passed", b"pass" + damage + b"ed"))
+    for reader in (journals.read, lambda folder: Journal(folder, {})):
+        with pytest.raises(ConformanceError, match=r"journal.jsonl line 2 is not a run's: .*Remove the line, or"):
+            reader(tmp_path)
 
 
 def test_two_runners_on_one_folder_are_refused(tmp_path):
