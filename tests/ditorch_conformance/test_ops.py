@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 
@@ -70,7 +71,7 @@ def test_a_status_blames_one_cause(ditorch_command, tmp_path):
     assert details["cpu_ms"] > 0
     assert found["nn.Softplus"].details["max_ulp"] > 0
     page = (out / "report.html").read_text()
-    assert "<td>expm1</td>" in page
+    assert "<th scope='row'>expm1</th>" in page
 
 
 def test_a_misspelt_dtype_is_named():
@@ -120,6 +121,29 @@ def test_inputs_that_cannot_be_made_and_errors_of_ours_are_not_the_devices_fault
     monkeypatch.setattr(suite._checker, "_comparer", None)
     found = suite.run("neg", "float32")
     assert (found["status"], found["info"]) == ("harness", "AttributeError")
+
+
+def checks_of(name, device, samples=4):
+    """Statuses by check, of an entry of torch's list in float32."""
+    from ditorch_conformance.ops.checks import Checker
+    from ditorch_conformance.ops.databases import entries
+
+    torch.manual_seed(0)
+    calls = itertools.islice(entries([name], False)[name].calls("float32"), samples)
+    found = [finding for call in calls for finding in Checker(torch.device(device)).check(call).findings]
+    return {(finding.check, finding.status) for finding in found}
+
+
+def test_an_op_whose_gradient_has_another_formula_while_it_is_watched_is_deterministic(device):
+    found = checks_of("prod", device)
+    assert ("deterministic", "right") in found
+    assert ("deterministic", "wrong") not in found
+
+
+def test_of_memory_that_nobody_has_written_no_bits_are_expected(device):
+    found = checks_of("empty_like", device)
+    assert {status for check, status in found} == {"right"}
+    assert "deterministic" not in {check for check, _ in found}
 
 
 def test_equal_values_may_be_sorted_in_any_order(device):
