@@ -417,6 +417,40 @@ def test_the_page_escapes_what_results_say(table):
     assert "src=" not in text  # it needs nothing else
 
 
+def test_the_page_in_a_browser(tmp_path):
+    """On a phone: it fits, rows are searched and filtered, and the arrow keys tell what a cell knows."""
+    from ..ditorch_report import browser
+
+    def matrix(op, status, message="", **details):
+        return result("float32", status, message, classname=op, file="ops", op=op, details=details)
+
+    results = [matrix("add", "right", max_ulp=0.5), matrix("erfinv", "wrong", "forward: off by 1.1", max_ulp=9.0)]
+    (tmp_path / "report.html").write_text(page.page(tables.Table("a run", results, options={"kind": "ops"})))
+    with browser.chromium() as chromium:
+        view = chromium.new_context(viewport=browser.PHONE, color_scheme="dark").new_page()
+        complaints = []
+        view.on("console", lambda message: complaints.append(message.text))
+        view.on("pageerror", lambda error: complaints.append(str(error)))
+        view.goto((tmp_path / "report.html").as_uri())
+        rows = view.locator(".matrix tbody tr:visible")
+        assert view.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert view.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 20, 23)"
+        assert rows.count() == 2
+        view.keyboard.press("/")
+        view.keyboard.type("ADD")
+        view.wait_for_function("document.querySelector('.matrix').textContent && "
+                               "document.querySelectorAll('.matrix tbody tr:not([hidden])').length === 1")  # fmt: skip
+        assert rows.all_inner_texts() == ["add\tright"]
+        view.keyboard.press("Escape")
+        assert rows.count() == 2
+        view.check("#failing")
+        assert rows.all_inner_texts() == ["erfinv\twrong"]
+        view.focus(".matrix")
+        view.keyboard.press("ArrowDown")
+        assert view.inner_text("#told") == "erfinv float32: wrong; forward: off by 1.1, off by up to 9 ulp"
+        assert complaints == []
+
+
 def test_the_op_matrix_has_its_figures_on_the_page_and_known_failures(tmp_path):
     def matrix(op, dtype, status, **details):
         return result(dtype, status, classname=op, file="ops", op=op, details=details)
