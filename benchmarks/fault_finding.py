@@ -327,12 +327,16 @@ class Outcome:
     alarms: dict[str, list[str]] = field(default_factory=dict)
 
 
-def observed(work: Callable[[], object], injected: Any, reference: str) -> Outcome:
-    """Runs the work once under OpAutoCompare, with a second tool that notes which calls the fault has struck."""
+def observed(work: Callable[[], object], injected: Any, reference: str, spares: bool = True) -> Outcome:
+    """Runs the work once under OpAutoCompare, with a second tool that notes which calls the fault has struck.
+
+    `spares`: what the tool itself runs on the device uses healthy kernels. On a real chip it would not.
+    """
     import op_tools
     from op_tools.core.tool import Tool
 
     struck = (lambda: sum(injected.effective.values())) if injected is not None else (lambda: 0)
+    healthy = functools.partial(spared, injected if spares else None)
     outcome = Outcome(blamed={"allclose": set(), "verdict": set()}, alarms={"allclose": [], "verdict": []})
 
     class Truth(Tool):
@@ -359,22 +363,22 @@ def observed(work: Callable[[], object], injected: Any, reference: str) -> Outco
                 outcome.guilty.add(call.id)
 
     class Compare(op_tools.OpAutoCompare):
-        """The device as reference is a healthy one: a fault that higher precision shares, it cannot see."""
+        """With `spares`, the device as reference is a healthy one: it cannot see what higher precision shares."""
 
         def before(self, call: Any) -> Any:
-            with spared(injected):
+            with healthy():
                 return super().before(call)
 
         def after(self, call: Any, state: Any) -> Any:
-            with spared(injected):
+            with healthy():
                 return super().after(call, state)
 
         def flowed(self, call: Any, state: Any, gradients: Any) -> None:
-            with spared(injected):
+            with healthy():
                 super().flowed(call, state, gradients)
 
         def stopped(self) -> None:
-            with spared(injected):
+            with healthy():
                 super().stopped()
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):

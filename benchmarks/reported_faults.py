@@ -2,6 +2,7 @@
 
     python benchmarks/reported_faults.py [--half tuned] [--only argmax] [--jobs 2] [--json FILE]
     python benchmarks/reported_faults.py --device cuda   on a real chip, whose kernels are broken in the same ways
+    python benchmarks/reported_faults.py --reference device --shared   the reference has the fault, too, in every dtype
     python benchmarks/reported_faults.py --check     runs no tool: does every fault strike, and change what comes out?
     python benchmarks/reported_faults.py --list      all faults, with their reports
 
@@ -74,9 +75,12 @@ def prepare(device: str) -> None:
         sim.start()
 
 
-def run(job: tuple[int, str, str, str, bool]) -> Run:
+Job = tuple[int, str, str, str, bool, bool]
+
+
+def run(job: Job) -> Run:
     """One fault, by its number in the table, in one dtype."""
-    number, dtype, device, reference, checks_only = job
+    number, dtype, device, reference, is_shared, checks_only = job
     import torch
     from benchmarks.fault_finding import observed
     from benchmarks.reported import REPORTED, Work
@@ -96,7 +100,7 @@ def run(job: tuple[int, str, str, str, bool]) -> Run:
         healthy = observed(work, None, reference)
         result.healthy, result.healthy_calls = tuple(healthy.alarms["verdict"]), healthy.calls
         with fault.inject(device) as injected:
-            outcome = observed(work, injected, reference)
+            outcome = observed(work, injected, reference, spares=not is_shared)
     blamed = outcome.blamed["verdict"]
     result.found = bool(blamed & outcome.used)
     if blamed - outcome.used:
@@ -123,13 +127,14 @@ def _is_equal(one: Any, other: Any) -> bool:
     return not bool(different.any())
 
 
-def _jobs(options: argparse.Namespace) -> Iterator[tuple[int, str, str, str, bool]]:
+def _jobs(options: argparse.Namespace) -> Iterator[Job]:
     from benchmarks.reported import REPORTED
 
     for number, fault in enumerate(REPORTED):
         if fault.half in options.half and options.only in fault.name:
             for dtype in fault.dtypes:
-                yield number, str(dtype).partition(".")[2], options.device, options.reference, options.check
+                name = str(dtype).partition(".")[2]
+                yield number, name, options.device, options.reference, options.shared, options.check
 
 
 def report(runs: list[Run], halves: list[str], device: str) -> bool:
@@ -203,6 +208,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="faults with this in their name")
     parser.add_argument("--device", default="sim")
     parser.add_argument("--reference", default="cpu")
+    parser.add_argument("--shared", action="store_true", help="the tool's own calls meet the fault, too, in any dtype")
     parser.add_argument("--check", action="store_true", help="only whether the faults strike")
     parser.add_argument("--list", action="store_true", help="only tells which faults there are")
     parser.add_argument("--jobs", type=int, default=2)

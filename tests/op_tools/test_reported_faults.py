@@ -12,7 +12,7 @@ NUMBERS = {fault.name: number for number, fault in enumerate(REPORTED)}
 
 
 def ran(name, dtype="float32"):
-    return reported_faults.run((NUMBERS[name], dtype, "sim", "cpu", False))
+    return reported_faults.run((NUMBERS[name], dtype, "sim", "cpu", False, False))
 
 
 def test_every_fault_has_a_name_of_its_own_a_report_and_an_explanation():

@@ -1,15 +1,16 @@
 """No reference: results are proven by what must hold of them (identities/), on the device, with a pass over the data.
 
-What a proof doubts is computed again by the CPU in full, which has the last word. Ops and gradients
-without a known identity are listed at the end as not compared.
+What a proof doubts is computed again by the CPU in full, which has the last word. Small calls it computes in any case.
+Ops and gradients without a known identity are listed at the end as not compared.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from op_tools.autocompare.identities.proof import Measured, Proof, Provable, Sam
 from op_tools.autocompare.identities.rows import Norm, Softmax
 from op_tools.autocompare.identities.samples import ByElement, InPlace, PickedRows, host_copy, tensors_of
 from op_tools.autocompare.identities.sums import ClassLoss, Sum
+from op_tools.autocompare.identities.whole import OfView, Whole, is_small
 from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.limits import PROOF_LIMITS, GivenTolerance
 from op_tools.autocompare.judging.verdict import RIGHT, Row
@@ -32,19 +34,23 @@ from op_tools.autocompare.strategy import (
     CallInProgress,
     Deliver,
     Pending,
+    PendingCall,
     PendingProof,
     Strategy,
-    device_of,
+    clone,
     wants_gradients,
 )  # fmt: skip
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.device import host_copies
+from op_tools.ops import catalogue
 from op_tools.values.tensors import tensors_in
 
 _MAX_CALLS = 64  # in a window
 _UNKNOWN = "no identity is known"
 _UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
+Found = TypeVar("Found")
+
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
     Product.of, ByElement.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of, PickedRows.of,
 )  # fmt: skip
@@ -87,20 +93,17 @@ class Proofs(DeferredCalls[_ProofWindow]):
         self._deliver = deliver
         self._only_wrong = only_wrong
 
-    def forward(self, call: OpCall, seen: ObservedCall) -> Provable | None:
-        """None where there is no identity for this call."""
-        provable = provable_of(seen)
-        if provable is None:
-            return None
+    def forward(self, call: OpCall, seen: ObservedCall, in_place: InPlace | None = None) -> Provable | None:
+        """None where there is no identity for this call. `in_place`: of one that has changed its arguments."""
         with _undisturbed():
+            provable = in_place.after(seen) if in_place is not None else Whole.of(seen) or provable_of(seen)
+            if provable is None:
+                return None
             proofs = list(provable.forward())
         if not proofs:
             return None
         self._add(self._pending(call, proofs, seen, None))
         return provable
-
-    def in_place(self, call: OpCall, sample: Sample) -> None:
-        self._add(_Proving(call, [sample], None, []))
 
     def backward(self, call: OpCall, seen: ObservedCall, provable: Provable, gradients: Gradients) -> None:
         with _undisturbed():
@@ -138,18 +141,25 @@ class Proofs(DeferredCalls[_ProofWindow]):
 
     def _answer(self, window: _ProofWindow) -> None:
         found = window.numbers()
-        copies = iter(()) if found is None else iter(found)
-        has_measured = any(isinstance(proof, Measured) for record in window.records for proof in record.proofs)
-        numbers = iter(next(copies).tolist() if has_measured and found is not None else ())
-        for record in window.records:
-            outcome = Outcome(Comparison(failure="the device's memory did not suffice"))
-            if found is not None:
-                outcome = self._outcome(record, numbers, copies)
+        if found is None:
+            failure = Comparison(failure="the device's memory did not suffice")
+            outcomes: list[Outcome | None] = [Outcome(failure) for _ in window.records]
+        else:
+            outcomes = in_own_thread(lambda: self._outcomes(window.records, found))
+        for record, outcome in zip(window.records, outcomes):
+            outcome = record.in_full() if outcome is None else outcome
             outcome.is_second = self._only_wrong
             if outcome.comparison.is_wrong or outcome.comparison.failure or not self._only_wrong:
                 self._deliver(record.call, outcome)
 
-    def _outcome(self, record: _Proving, numbers: Iterator[list[float]], copies: Iterator[Tensor]) -> Outcome:
+    def _outcomes(self, records: Sequence[_Proving], found: Sequence[Tensor]) -> list[Outcome | None]:
+        """None where the CPU must compute it in full."""
+        copies = iter(found)
+        has_measured = any(isinstance(proof, Measured) for record in records for proof in record.proofs)
+        numbers = iter(next(copies).tolist() if has_measured else ())
+        return [self._outcome(record, numbers, copies) for record in records]
+
+    def _outcome(self, record: _Proving, numbers: Iterator[list[float]], copies: Iterator[Tensor]) -> Outcome | None:
         """Of one record. What belongs to it is taken from the numbers and copies in any case."""
         tolerances, rows, is_doubtful = self._examiner.comparer.tolerances, [], False
         judged: Outcome | None = None
@@ -165,12 +175,34 @@ class Proofs(DeferredCalls[_ProofWindow]):
                 rows.append(Row(proof.name, RIGHT, *tolerance))
         if judged is not None and record.again is None:
             return judged
-        return record.in_full() if is_doubtful else Outcome(Comparison(rows))
+        return None if is_doubtful else Outcome(Comparison(rows))
 
     def _judged(self, call: OpCall, sample: Sample) -> Outcome:
         if sample.gradients is None:
             return self._examiner.forward(call, sample.call)
         return self._examiner.backward(call, sample.call, sample.gradients)
+
+
+def in_own_thread(work: Callable[[], Found]) -> Found:
+    """Autograd goes by the order in which a thread has made its graphs: those of the CPU must not count in any.
+
+    Nor may a backward pass inside of another one take over what that still has to do, in another order.
+    """
+    found: list[Found] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001  it is raised in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="OpAutoCompare proof", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 def _count(gradients: Gradients) -> int:
@@ -204,8 +236,13 @@ class _InProgress(CallInProgress):
 
     def __init__(self, call: OpCall) -> None:
         super().__init__(call)
+        self.in_place: InPlace | None = None
+        may_change = self.works_in_place or catalogue.of(call.name) is None
         with _undisturbed():
-            self.in_place = InPlace.of(call.name, self.live) if self.works_in_place else None
+            if may_change and is_small(self.live.tensors):
+                self.given = self.live.mapped(clone)
+            elif self.works_in_place:
+                self.in_place = InPlace.of(call.name, self.live)
 
 
 def _for_backward(seen: ObservedCall, provable: Provable) -> ObservedCall:
@@ -234,23 +271,32 @@ class ByIdentities(Strategy):
     def after(self, call: OpCall, state: CallInProgress) -> Pending | None:
         assert isinstance(state, _InProgress)
         if state.is_view(call):
-            self._deliver(call, self._examiner.view(call, state.observed(call, state.live, device_of(call))))
-            return None
-        seen = state.observed(call, state.live, None)
-        if state.in_place is not None:
-            with _undisturbed():
-                self._proofs.in_place(call.without_tensors(), state.in_place.after(seen))
-            return None
-        provable = None if seen.changed else self._proofs.forward(call, seen)
+            return self._after_view(call, state)
+        seen = state.observed(call, state.given or state.live, None)
+        seen.kept = state.given and state.live
+        provable = self._proofs.forward(call, seen, state.in_place)
         if provable is None:
             self._deliver(call, Outcome(Comparison(skipped=_UNKNOWN)))
             return None
         return PendingProof(_for_backward(seen, provable), provable) if wants_gradients(call) else None
 
     def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
+        if isinstance(state, PendingCall):
+            self._flowed_through_view(call, state, gradients)
+            return
         assert isinstance(state, PendingProof)
-        if state.is_intact():
+        if state.takes():
             self._proofs.backward(call, state.seen, state.provable, gradients)
+
+    def _flowed_through_view(self, call: OpCall, state: PendingCall, gradients: Gradients) -> None:
+        seen = state.taken()
+        if seen is None or self._is_same_gradient(call, seen, gradients):
+            return
+        provable = OfView.of(seen)
+        if provable is None:
+            self._deliver(call, Outcome(Comparison(skipped=_UNKNOWN_GRADIENTS)))
+        else:
+            self._proofs.backward(call, seen, provable, gradients)
 
     def parameters_will_change(self) -> None:
         self._proofs.finish()

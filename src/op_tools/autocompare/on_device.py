@@ -13,6 +13,7 @@ from enum import Enum
 from op_tools.autocompare.by_identities import Proofs
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.foreach_lists import Joined
+from op_tools.autocompare.identities.whole import OfView
 from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.strategy import (
@@ -135,7 +136,7 @@ class OnDevice(Strategy):
 
     def after(self, call: OpCall, state: CallInProgress) -> Pending | None:
         if state.is_view(call):
-            return self._after_view(call, state)
+            return self._proven_view(call, self._after_view(call, state))
         given = state.given
         if given is None:
             joins = self._deferred is not None and "_foreach_" in call.name
@@ -148,6 +149,8 @@ class OnDevice(Strategy):
         seen.kept = state.live if seen.changed else None
         if isinstance(given, Joined):
             self._compare_lists(call, seen)
+            if self._budget.takes(call):
+                self._budget.took(call, self._proofs.forward(call, seen.with_lists(state.live)) is not None)
             return None
         keeps, reference = wants_gradients(call), None
         if self._deferred is None:
@@ -155,12 +158,20 @@ class OnDevice(Strategy):
         else:
             reference = self._deferred.forward(call, seen, keeps and not seen.depends_on_layout())
         provable = None
-        if not seen.changed and self._budget.takes(call):
+        if self._budget.takes(call):
             provable = self._proofs.forward(call, seen)
             self._budget.took(call, 0 if provable is None else 1 + keeps)
         pending = self._keep(seen, reference) if keeps else None
         if pending is not None and provable is not None:
             pending.proof = PendingProof(seen, provable)
+        return pending
+
+    def _proven_view(self, call: OpCall, pending: PendingCall | None) -> PendingCall | None:
+        """A view, whose gradient will be proven, too, if it is its turn."""
+        provable = None if pending is None else OfView.of(pending.seen())
+        if pending is not None and provable is not None and self._budget.takes(call):
+            self._budget.took(call, 1)
+            pending.proof = PendingProof(pending.seen(), provable)
         return pending
 
     def flowed(self, call: OpCall, state: Pending, gradients: Gradients) -> None:
@@ -169,7 +180,7 @@ class OnDevice(Strategy):
         if seen is None or self._is_same_gradient(call, seen, gradients):
             return  # None: a second pass over the same graph
         self._budget.flowed()
-        if proof is not None and proof.is_intact():
+        if proof is not None and proof.takes():
             self._proofs.backward(call, seen, proof.provable, gradients)
         if self._deferred is not None:
             self._deferred.backward(call, seen, reference, gradients)

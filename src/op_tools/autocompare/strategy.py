@@ -268,6 +268,11 @@ class PendingCall:
         self._calls = calls
         self._versions = versions_of(call.given.tensors)
 
+    def seen(self) -> ObservedCall:
+        """Before it is taken."""
+        assert self._call is not None
+        return self._call
+
     def taken(self) -> ObservedCall | None:
         """None where it was taken already, or where the program has changed an argument meanwhile."""
         call, self._call, self.reference, self.proof = self._call, None, None, None
@@ -291,16 +296,18 @@ class PendingCall:
 class PendingProof:
     """One call that waits, to be proven by what its gradients must be. Autograd keeps most of its tensors anyway."""
 
-    __slots__ = ("_versions", "provable", "seen")
+    __slots__ = ("_is_taken", "_versions", "provable", "seen")
 
     def __init__(self, seen: ObservedCall, provable: Provable) -> None:
+        self._is_taken = False
         self.seen = seen
         self.provable = provable
         self._versions = versions_of(provable.tensors())
 
-    def is_intact(self) -> bool:
-        """Whether the program has left its tensors alone."""
-        return self._versions == versions_of(self.provable.tensors())
+    def takes(self) -> bool:
+        """Whether this is the first pass over the graph, and the program has left its tensors alone."""
+        is_first, self._is_taken = not self._is_taken, True
+        return is_first and self._versions == versions_of(self.provable.tensors())
 
 
 # ---- asked of every call ---------------------------------------------------------------------------------------------

@@ -118,19 +118,25 @@ def _numbered(given: Arguments, length: int, number: int) -> list[Tensor]:
 
 
 class ByElement:
-    """One call whose elements have nothing to do with each other."""
+    """One call whose elements have nothing to do with each other. `before`: the piece of one that works in place."""
 
-    def __init__(self, call: ObservedCall, piece: RowPiece) -> None:
-        made: dict[int, Tensor] = {}
+    def __init__(self, call: ObservedCall, piece: RowPiece, before: Arguments | None = None) -> None:
         self._piece = piece
-        given, result = piece.arguments(call.given, made), piece.results(call.result, made)
-        self._call = replace(call, given=given, kept=None, result=result, given_on_device=None)
+        made: dict[int, Tensor] = {}
+        given = before or piece.arguments(call.given, made)
+        kept = None
+        if call.changed:  # it returns one of its arguments
+            made = {}
+            kept = piece.arguments(call.kept or call.given, made)
+        result = piece.results(call.result, made)
+        self._call = replace(call, given=given, kept=kept, result=result, given_on_device=None)
         self._covered = [piece.covers(tensor) for tensor in call.given.tensors]
         self._has_lists = not call.given.are_flat
 
     @classmethod
     def of(cls, call: ObservedCall) -> ByElement | None:
-        if call.changed or not isinstance(call.result, (Tensor, list, tuple)):
+        is_known = not call.changed or call.kept is not None
+        if not is_known or not isinstance(call.result, (Tensor, list, tuple, type(None))):
             return None
         if normalized(call.name).base == "where" and not isinstance(call.result, Tensor):
             return None  # of a condition alone: the places where it holds
@@ -141,7 +147,7 @@ class ByElement:
         yield Sample(self._call)
 
     def backward(self, gradients: Gradients) -> Iterator[Proof]:
-        arrived = gradients.outputs[0]
+        arrived = gradients.outputs[0] if gradients.outputs else None
         if arrived is None or self._has_lists or not self._piece.covers(arrived):
             return
         flowed = [
@@ -156,10 +162,10 @@ class ByElement:
 
 
 class InPlace:
-    """A call that works in place, by element: what its piece was before."""
+    """A call by element that will work in place: what its piece is before."""
 
     def __init__(self, piece: RowPiece, live: Arguments) -> None:
-        self._piece, self._live = piece, live
+        self._piece = piece
         self._given = piece.arguments(live, {})
 
     @classmethod
@@ -168,12 +174,9 @@ class InPlace:
         piece = piece_of(name, live)
         return None if piece is None else cls(piece, live)
 
-    def after(self, seen: ObservedCall) -> Sample:
-        """`seen`: the call with what it has returned."""
-        made: dict[int, Tensor] = {}
-        kept = self._piece.arguments(self._live, made)
-        result = self._piece.cut(seen.result, made)
-        return Sample(replace(seen, given=self._given, kept=kept, result=result, changed=True))
+    def after(self, seen: ObservedCall) -> ByElement:
+        """`seen`: the call with its arguments as they are now, and what it has returned."""
+        return ByElement(seen, self._piece, self._given)
 
 
 class PickedRows:
@@ -261,7 +264,7 @@ def tensors_of(sample: Sample) -> list[Tensor]:
     """Each once. Those of a call that waits for its gradients have no result that is worth a copy."""
     call, gradients = sample.call, sample.gradients
     found = [*call.given.tensors, *([] if call.kept is None else call.kept.tensors)]
-    if gradients is None or catalogue.has(call.name, Trait.DROPOUT):
+    if gradients is None or catalogue.has(call.name, Trait.DROPOUT | Trait.CHOICE):
         found += trees.tensors(call.result)
     if gradients is not None:
         found += [one for one in (*gradients.inputs, *gradients.outputs) if one is not None]
