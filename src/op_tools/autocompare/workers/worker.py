@@ -79,10 +79,10 @@ def _done(job: Any, examiner: Examiner, kept: dict[int, ObservedCall]) -> tuple[
     return number, examiner.forward(call, seen)
 
 
-def _call(place: tuple[str, int, int, str, str, Autocast | None]) -> OpCall:
-    name, id, step, line, module, autocast = place
+def _call(place: tuple[str, int, int, str, str, Autocast | None, bool]) -> OpCall:
+    name, id, step, line, module, autocast, has_own_hooks = place
     call = OpCall(name, torch_op(name), (), {}, RecordedWhere(line, module), step)
-    call.id, call.autocast = id, autocast
+    call.id, call.autocast, call.has_own_hooks = id, autocast, has_own_hooks
     return call
 
 
