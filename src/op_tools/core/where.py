@@ -23,12 +23,18 @@ from op_tools.core import compiled_code
 from op_tools.core.compiled_code import Origin
 from op_tools.core.source_line import RunInLine, SourceLine
 
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _OWN_FOLDERS = (
     os.path.dirname(torch.__file__) + os.sep,
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
     *(
-        os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "ditorch", part) + os.sep
-        for part in ("autoload", "redirect", "sim")
+        os.path.join(_PACKAGES, *part) + os.sep
+        for part in (
+            ("op_tools",),
+            ("ditorch_shared",),  # dynamo.py stands between torch and our modes in older releases
+            ("ditorch", "autoload"),
+            ("ditorch", "redirect"),
+            ("ditorch", "sim"),
+        )
     ),
 )
 # of plain files; those of compiled code are not in it, for the C++ helper leaves it to us where it meets one

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from ditorch_shared import dynamo
+
 from ..recorder import Recorder
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -143,3 +145,13 @@ def test_code_without_a_file(device):
     with Recorder() as recorder:
         exec("y = x.exp()", {"x": x})  # noqa: S102  as typed into a prompt
     assert recorder.calls[0].where.line() == "<string>:1 <module>: "
+
+
+def test_code_that_our_packages_share_is_no_line_of_the_users(device):
+    """In older releases of torch, what hides our code from Dynamo stands between the user's code and our modes."""
+    shared: dict = {}
+    exec(compile("def unseen(function):\n    return function()", dynamo.__file__, "exec"), shared)
+    x = torch.ones(2, device=device)
+    with Recorder() as recorder:
+        shared["unseen"](x.exp)
+    assert recorder.calls[-1].where.line().endswith('shared["unseen"](x.exp)')
