@@ -35,7 +35,8 @@ class Double(torch.autograd.Function):
 double = Double.apply  # bound before any tool starts, as programs do
 
 
-@torch.library.custom_op("op_tools_tests::triple", mutates_args=())
+# before torch 2.5 annotations that are strings are not read
+@torch.library.custom_op("op_tools_tests::triple", mutates_args=(), schema="(Tensor x) -> Tensor")
 def triple(x: torch.Tensor) -> torch.Tensor:
     return x * 3
 

@@ -150,7 +150,7 @@ def test_code_without_a_file(device):
 def test_code_that_our_packages_share_is_no_line_of_the_users(device):
     """In older releases of torch, what hides our code from Dynamo stands between the user's code and our modes."""
     shared: dict = {}
-    exec(compile("def unseen(function):\n    return function()", dynamo.__file__, "exec"), shared)
+    exec(compile("def unseen(function):\n    return function()", dynamo.__file__, "exec"), shared)  # noqa: S102
     x = torch.ones(2, device=device)
     with Recorder() as recorder:
         shared["unseen"](x.exp)
