@@ -319,7 +319,10 @@ DISTRIBUTIONS: dict[str, distributions.Describe] = {
     "nn.init.normal": distributions.normal,
     "bernoulli": distributions.bernoulli,
     "exponential": distributions.exponential,
+    "geometric": distributions.geometric,
     "randint": distributions.randint,
+    "randint_like": distributions.randint,
+    "random": distributions.random_integers,
 }
 
 

@@ -14,7 +14,12 @@ class Draws(NamedTuple):
     low: float = -math.inf
     high: float = math.inf
     is_continuous: bool = True  # no number comes twice, but by rounding
+    is_whole: bool = False
+    rare: float = 0.0  # so far from the mean a few numbers may lie, whatever the deviation says
 
+
+_RARE_COUNT = 7.0  # events that hardly ever happen come in ones
+_RARE_WAIT = 17.0  # waiting times have a long tail: the 10^11th part of them is longer than this and 7 deviations
 
 # from the positional arguments, without the tensor that a method fills, and those by name
 Describe = Callable[[tuple[Any, ...], dict[str, Any]], Draws]
@@ -45,16 +50,31 @@ def normal(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
 
 def bernoulli(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
     share = float(argument(values, kwargs, 0, "p", 0.5))
-    return Draws(share, math.sqrt(share * (1 - share)), 0.0, 1.0, False)
+    return Draws(share, math.sqrt(share * (1 - share)), 0.0, 1.0, False, True, _RARE_COUNT)
 
 
 def exponential(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
     rate = float(argument(values, kwargs, 0, "lambd", 1.0))
-    return Draws(1 / rate, 1 / rate, 0.0)
+    return Draws(1 / rate, 1 / rate, 0.0, rare=_RARE_WAIT / rate)
+
+
+def geometric(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
+    share = float(argument(values, kwargs, 0, "p", 0.5))
+    return Draws(
+        1 / share, math.sqrt(1 - share) / share, 1.0, is_continuous=False, is_whole=True, rare=_RARE_WAIT / share
+    )
 
 
 def randint(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
     numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
     high = float(kwargs.get("high", numbers[-1] if numbers else 1))
     low = float(kwargs.get("low", numbers[0] if len(numbers) > 1 else 0))
-    return Draws((low + high - 1) / 2, math.sqrt(((high - low) ** 2 - 1) / 12), low, high - 1, False)
+    return Draws((low + high - 1) / 2, math.sqrt(((high - low) ** 2 - 1) / 12), low, high - 1, False, True)
+
+
+def random_integers(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
+    """Of `random_`; without an end it depends on the dtype."""
+    given = (*values, *(kwargs[name] for name in ("from", "to") if kwargs.get(name) is not None))
+    if not 1 <= len(given) <= 2 or given[-1] is None:
+        raise TypeError("random_ has no end")
+    return randint(given, {})

@@ -100,6 +100,21 @@ def _poisson(call: ObservedCall, drawn: Tensor) -> str:
     return ""
 
 
+def _binomial(call: ObservedCall, drawn: Tensor) -> str:
+    sizes, shares = (one.detach().double() for one in call.given.tensors[:2])
+    sizes, shares, counts = torch.broadcast_tensors(sizes, shares, drawn.double())
+    if bool(((counts < 0) | (counts > sizes) | (counts != counts.round())).any()):
+        return "numbers are drawn that are no count of so many"
+    if bool((((shares == 0) & (counts > 0)) | ((shares == 1) & (counts < sizes))).any()):
+        return "what has the probability 0 is drawn"
+    expected = sizes * shares
+    if _are_far(counts.sum(), expected.sum(), (expected * (1 - shares)).sum(), call.given.tensors[1].dtype):
+        return (
+            f"{drawn.numel():,} counts add up to {float(counts.sum()):g}, it should be about {float(expected.sum()):g}"
+        )
+    return ""
+
+
 def _gamma(call: ObservedCall, drawn: Tensor) -> str:
     shapes, values = call.given.tensors[0].detach().double(), drawn.double()
     if not bool(((values >= 0) & values.isfinite()).all()):
@@ -129,6 +144,7 @@ IMPOSSIBLE: dict[str, Callable[[ObservedCall, Tensor], str | None]] = {
     "_sample_dirichlet": _dirichlet,
     "_standard_gamma": _gamma,
     "bernoulli": _bernoulli,
+    "binomial": _binomial,
     "multinomial": _multinomial,
     "poisson": _poisson,
     "randperm": _permutation,

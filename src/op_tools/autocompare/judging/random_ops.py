@@ -18,6 +18,7 @@ from op_tools.autocompare.judging.limits import (
     Tolerances,
 )
 from op_tools.autocompare.judging.measures import EQUAL
+from op_tools.autocompare.judging.scaled_draws import SCALED
 from op_tools.autocompare.judging.verdict import Row, Verdict
 from op_tools.autocompare.observed import ObservedCall
 from op_tools.core.gradients import Gradients
@@ -104,6 +105,11 @@ def forward_rows(call: ObservedCall, tolerances: Tolerances) -> list[Row]:
         return dropout.forward_rows(call, result, tolerances)
     judge_draws = IMPOSSIBLE.get(normalized(call.name).base)
     reason = None if judge_draws is None else judge_draws(call, result.detach())
+    scale = None if reason is not None else SCALED.get(normalized(call.name).base)
+    scaled = None if scale is None else scale(call, result.detach())
+    if scaled is not None:
+        wrong = draws_are_wrong(scaled.numbers, scaled.draws)
+        reason = scaled.reason or (wrong and f"{scaled.kind}: {wrong}")
     if reason is None:
         draws = draws_of(call.name, call.given.args, call.given.kwargs)
         if draws is None:
@@ -146,16 +152,20 @@ def draws_are_wrong(numbers: Tensor, draws: Draws) -> str:
     values = numbers.detach().double()
     if not bool(values.isfinite().all()):
         return "random numbers are NaN or infinite"
-    least, most = float(values.min()), float(values.max())
-    if least < draws.low or most > draws.high:
-        return f"random numbers from {least:g} to {most:g}, they should lie from {draws.low:g} to {draws.high:g}"
     grain = float(torch.finfo(numbers.dtype).eps) if numbers.is_floating_point() else 0.0
+    least, most = float(values.min()), float(values.max())
+    rounded = grain * max(abs(least), abs(most)) if draws.is_whole else 0.0
+    if least < draws.low - rounded or most > draws.high + rounded:
+        return f"random numbers from {least:g} to {most:g}, they should lie from {draws.low:g} to {draws.high:g}"
+    if draws.is_whole and not bool((values == values.round()).all()):
+        return "random numbers that are no whole numbers"
     slack = grain * (abs(draws.mean) + draws.deviation)
     mean = float(values.mean())
-    if abs(mean - draws.mean) > RANDOM_SIGMAS * draws.deviation / math.sqrt(count) + slack:
+    if abs(mean - draws.mean) > RANDOM_SIGMAS * draws.deviation / math.sqrt(count) + draws.rare / count + slack:
         return f"the mean of {count:,} random numbers is {mean:g}, it should be about {draws.mean:g}"
     deviation = float(values.std()) if count > 1 else draws.deviation
     allowed = RANDOM_SIGMAS * SPREAD_MARGIN * draws.deviation / math.sqrt(count) + slack
+    allowed += math.hypot(draws.deviation, draws.rare / math.sqrt(count)) - draws.deviation
     if abs(deviation - draws.deviation) > allowed and count >= MIN_DRAWS_FOR_SPREAD:
         return f"the spread of {count:,} random numbers is {deviation:g}, it should be about {draws.deviation:g}"
     return are_repeated(numbers.detach()) if _has_many_values(numbers.dtype, draws) else ""

@@ -82,6 +82,31 @@ def test_random_numbers_are_never_blamed_for_being_random(device):
         ("torch.randint", (5, (1000,)), torch.full((1000,), 5), "should lie from 0 to 4"),
         ("torch.randn", ((2, 500),), torch.randn(1, 500).repeat(2, 1), "499 of 999 pairs of neighbours"),
         ("torch.rand", (400_000,), torch.rand(100_000).repeat(4), "pairs of neighbours are drawn more than once"),
+        ("torch.Tensor.bernoulli_", (torch.zeros(9), 0.5), torch.full((9,), 0.5), "that are no whole numbers"),
+        ("torch.Tensor.bernoulli_", (torch.zeros(1000), 0.5), torch.rand(1000).lt(0.3).float(), "the mean of 1,000"),
+        ("torch.Tensor.exponential_", (torch.zeros(1000), 2.0), torch.rand(1000).log().neg(), "the mean of 1,000"),
+        ("torch.Tensor.geometric_", (torch.zeros(1000), 0.5), torch.zeros(1000).geometric_(0.3), "the mean of 1,000"),
+        ("torch.Tensor.geometric_", (torch.zeros(9), 0.5), torch.zeros(9).geometric_(0.5) - 1, "should lie from 1"),
+        ("torch.Tensor.random_", (torch.zeros(1000), 2, 9), torch.randint(2, 10, (1000,)), "should lie from 2 to 8"),
+        ("torch.randint_like", (torch.zeros(1000), 4), torch.randint(2, (1000,)), "the mean of 1,000"),
+        ("torch.Tensor.log_normal_", (torch.zeros(1000), 1.0, 0.5), torch.randn(1000).exp(), "logarithms: the mean"),
+        ("torch.Tensor.log_normal_", (torch.zeros(9), 0.0, 0.5), torch.full((9,), -1.0), "are not above zero"),
+        ("torch.Tensor.cauchy_", (torch.zeros(1000), 1.0, 2.0), torch.randn(1000) + 1, "angles: the spread"),
+        (
+            "torch.normal",
+            (torch.arange(1000.0), 0.5),
+            torch.arange(1000.0) + torch.randn(1000),
+            "deviations: the spread",
+        ),
+        ("torch.normal", (torch.ones(5), torch.zeros(5)), torch.zeros(5), "that have no spread are not their mean"),
+        (
+            "torch.binomial",
+            (torch.full((9,), 3.0), torch.full((9,), 0.5)),
+            torch.full((9,), 4.0),
+            "no count of so many",
+        ),
+        ("torch.binomial", (torch.full((999,), 9.0), torch.full((999,), 0.5)), torch.full((999,), 3.0), "add up to"),
+        ("torch.binomial", (torch.ones(9), torch.zeros(9)), torch.ones(9), "the probability 0 is drawn"),
     ],
 )
 def test_wrong_random_numbers_are_found(name, args, numbers, reason):
@@ -103,6 +128,34 @@ def test_wrong_random_numbers_are_found(name, args, numbers, reason):
 def test_numbers_of_which_there_are_few_may_be_drawn_again(name, args, numbers):
     (found,) = compare_call(name, torch.rand, Arguments(args, {}), numbers)
     assert not found.is_wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "numbers"),
+    [
+        ("torch.Tensor.bernoulli_", (torch.zeros(10), 0.001), torch.eye(10)[0]),  # one time in 100
+        ("torch.Tensor.bernoulli_", (torch.zeros(100), 0.001), torch.eye(100)[0]),
+        ("torch.Tensor.exponential_", (torch.zeros(1), 1.0), torch.tensor([12.0])),  # one time in 160,000
+        ("torch.Tensor.geometric_", (torch.zeros(1), 0.1), torch.tensor([90.0])),
+    ],
+)
+def test_rare_draws_are_no_fault(name, args, numbers):
+    (found,) = compare_call(name, torch.rand, Arguments(args, {}), numbers)
+    assert not found.is_wrong
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [1, 30, 3000])
+def test_draws_of_many_kinds_are_compared_and_right(device, dtype, count):
+    torch.manual_seed(0)
+    x = torch.zeros(count, device=device, dtype=dtype)
+    with op_tools.OpAutoCompare(verbose=0) as tool:
+        for _ in range(20):
+            x.geometric_(0.2), x.log_normal_(1, 0.7), x.cauchy_(0.5, 0.5), x.random_(1, 200), x.exponential_(0.3)
+            torch.randint_like(x, 5), torch.normal(x, 0.5), torch.normal(1.0, x.abs()), torch.normal(x, x.abs())
+            x.bernoulli_(0.02), torch.binomial(torch.full_like(x, 6), torch.full_like(x, 0.3))
+    assert not tool.results, list(tool.results)
+    assert not tool.results.not_looked_at
 
 
 def test_the_programs_random_numbers_stay_as_they_are(device):
