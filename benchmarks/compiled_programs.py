@@ -196,6 +196,8 @@ def _is_complaint(line: str) -> bool:
 def _note(program: CompiledProgram, seen: list[tuple[str, str, str]], made: Run) -> None:
     folder = str(FOLDER / "compiled") + os.sep
     for name, line, module in seen:
+        if line.startswith(__file__):
+            continue
         is_compiled = name.startswith(("aten.", "prims.", "torch.compile."))
         made.calls += 1
         made.compiled_calls += is_compiled
@@ -212,11 +214,12 @@ def _compiled_again(plain: list[int], watched: list[int], on: Any) -> str:
     """A function is compiled once more for the modes that are on; nothing is once they are known."""
     new_plain = [after - before for before, after in zip([0, *plain], plain)]
     new = [after - before for before, after in zip([0, *watched], watched)]
-    first = min(on)
-    for number in range(STEPS):
-        allowed = sum(new_plain[: number + 1]) if number == first else new_plain[number] * (2 if number > first else 1)
-        if new[number] > allowed:
-            return f"step {number}: {new} graphs with the tool in steps {list(on)}, {new_plain} without"
+    for here in (True, False):  # with the tool, and without it
+        steps = [number for number in range(STEPS) if (number in on) is here]
+        for number in steps:
+            made = sum(new[other] for other in steps if other <= number)
+            if made > sum(new_plain[: number + 1]):
+                return f"step {number}: {new} graphs with the tool in steps {list(on)}, {new_plain} without"
     return ""
 
 
@@ -283,7 +286,7 @@ def report(one: Run) -> None:
     for what in ("ended", "compiled_again"):
         if getattr(one, what):
             print(f"{what}: {name}: {getattr(one, what)}", flush=True)
-    for what in ("blamed", "foreign_lines", "without_module", "said"):
+    for what in ("blamed", "foreign_lines", "said"):
         for text in getattr(one, what)[:4]:
             print(f"{what}: {name}: {text}", flush=True)
 

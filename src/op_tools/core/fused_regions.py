@@ -22,9 +22,11 @@ _PLACE = re.compile(r"# File: (?P<file>.*?):(?P<line>\d+) in (?P<function>.*?), 
 _KERNEL = re.compile(r"^(?P<kernel>\w+) = async_compile\.", re.MULTILINE)
 _RETURNS = re.compile(r"^#   return (?P<names>.*)$", re.MULTILINE)
 _COMPUTES = re.compile(r"^#   %(?P<name>\w+) .*?= call_function\[", re.MULTILINE)
+_WRITES_INPUT = re.compile(r"torch\.ops\.aten\.(?P<op>\w+)_\.\w+$")  # copy_, or what needs no copy: index_put_
 _DRAWS = re.compile(
     r"\b(?:prims\.inductor_(?:seeds?|random|randint|lookup_seed)|aten\.(?:rand|bernoulli|normal|native_dropout))"
 )
+_REUSES = re.compile(r"^(?P<line>.*)(?:#|//) reuse$", re.MULTILINE)
 _MOVES_ONLY = re.compile(r"aten\.(?:permute|view|_unsafe_view|reshape|unsqueeze|squeeze|expand|slice|select|t|alias)\.")
 # kernels of libraries: generated code calls them one by one, and each is a call that the tools see anyway
 _LIBRARY = re.compile(r"aten\.(?:mm|addmm|bmm|baddbmm|convolution|convolution_backward|_scaled_dot_product_\w+)\.")
@@ -46,11 +48,15 @@ class Step(NamedTuple):
 
 
 class GraphText(NamedTuple):
-    """What the text of a graph says. An output that is no value of the graph, such as None, is ""."""
+    """What the text of a graph says. An output that is no value of the graph, such as None, is "".
+
+    `written`: values that are in an input's memory in the end, and that input: buffers, caches, an optimizer's state.
+    """
 
     inputs: list[str]
     steps: list[Step]
     outputs: list[str]
+    written: dict[str, str]
 
 
 class Region:
@@ -89,7 +95,7 @@ def _as_double(dtype: torch.dtype) -> torch.dtype:
 def read(text: str) -> GraphText:
     """Reads the text of a graph: a module with one function, `forward`."""
     try:
-        module = ast.parse(text)
+        module = ast.parse(text.replace("class <lambda>(", "class GraphModule("))  # so it is called without gradients
     except SyntaxError as error:
         raise UnreadableGraphError(f"its text has {error.msg} in line {error.lineno}") from None
     functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
@@ -108,7 +114,18 @@ def read(text: str) -> GraphText:
             steps.append(Step(target.id, node.value, _used(node.value), ast.unparse(node.value), places[node.lineno]))
     if outputs is None or any("self" in step.uses for step in steps):
         raise UnreadableGraphError("it has parts of its own (constants, or functions of higher order)")
-    return GraphText(inputs, steps, outputs)
+    return GraphText(inputs, steps, outputs, _written(steps, inputs))
+
+
+def _written(steps: list[Step], inputs: list[str]) -> dict[str, str]:
+    last: dict[str, str] = {}  # by input: one may be written several times
+    for step in steps:
+        call = step.value
+        match = isinstance(call, ast.Call) and call.args and _WRITES_INPUT.match(ast.unparse(call.func))
+        if match and isinstance(call, ast.Call) and isinstance(call.args[0], ast.Name) and call.args[0].id in inputs:
+            source = call.args[1] if match["op"] == "copy" else None
+            last[call.args[0].id] = source.id if isinstance(source, ast.Name) else step.name
+    return {value: name for name, value in last.items()}
 
 
 def kernels_of(source: str) -> dict[str, str]:
@@ -125,11 +142,17 @@ def kernels_of(source: str) -> dict[str, str]:
     return found
 
 
+def overwritten(source: str, inputs: list[str]) -> set[int]:
+    """The places of inputs whose memory the generated source takes for a result: activations, in backward."""
+    names = {name for line in _REUSES.finditer(source) for name in re.findall(r"\w+", line["line"])}
+    return {place for place, name in enumerate(inputs) if name in names}
+
+
 def cut(graph: GraphText, kernels: dict[str, str], label: str) -> list[Region]:
     """The regions of a graph, each as small as the values that are known allow."""
     by_name = {step.name: step for step in graph.steps}
     order = {step.name: place for place, step in enumerate(graph.steps)}
-    outputs = sorted({name for name in graph.outputs if name in by_name}, key=order.__getitem__)
+    outputs = sorted({name for name in (*graph.outputs, *graph.written) if name in by_name}, key=order.__getitem__)
     slices: list[tuple[list[str], set[str]]] = []  # outputs, and the steps that lead to them from what is known
     known = {*graph.inputs, *outputs}
     for output in outputs:

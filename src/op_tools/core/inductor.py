@@ -22,7 +22,8 @@ from op_tools.core import dynamo, fused_regions, where
 from op_tools.core.autograd_functions import mode_of_this_thread
 from op_tools.core.fused_regions import Region, UnreadableGraphError
 from op_tools.core.modes import with_modes_aside
-from op_tools.output.messages import say_not_seen_once
+from op_tools.errors import StopTraining
+from op_tools.output.messages import in_short, say_not_seen_once
 
 _MODULE = "torch._inductor.output_code"
 _watching: set[int] = set()
@@ -39,11 +40,16 @@ class CutGraph:
         graph = fused_regions.read(compiled.inductor_post_grad_graph_str)
         details = compiled.fx_kwargs
         label = f"{'backward' if details.get('is_backward') else 'forward'}_{details.get('graph_id') or 0}"
-        self.inputs, self.outputs = graph.inputs, graph.outputs
+        self.inputs, self.outputs, self._written = graph.inputs, graph.outputs, graph.written
+        overwritten = fused_regions.overwritten(compiled.source_code, graph.inputs)
+        self.changed = overwritten.union(getattr(compiled, "mutated_input_idxs", ()))  # places of inputs
         self.regions = fused_regions.cut(graph, fused_regions.kernels_of(compiled.source_code), label)
 
-    def values(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
-        return {**dict(zip(self.outputs, outputs)), **dict(zip(self.inputs, inputs))}
+    def values(self, given: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
+        """`given`: the inputs as they were before it ran."""
+        after = dict(zip(self.inputs, inputs))
+        written = {name: after[place] for name, place in self._written.items()}
+        return {**written, **dict(zip(self.outputs, outputs)), **dict(zip(self.inputs, given))}
 
 
 class RanRegion:
@@ -98,10 +104,15 @@ def _called(compiled: Any, inputs: Any) -> Any:
     cut = None if mode is None or dynamo.is_tracing() else _cut(compiled)
     if cut is None:
         return run(compiled, inputs)
-    changed = getattr(compiled, "mutated_input_idxs", ())
-    given = [value.clone() if place in changed else value for place, value in enumerate(inputs)]
+    kept = list(inputs)
+    given = [value.clone() if place in cut.changed else value for place, value in enumerate(kept)]
     outputs = run(compiled, inputs)  # which empties the list of its inputs
-    with_modes_aside(_show_all, mode, cut, cut.values(given, outputs))
+    try:
+        with_modes_aside(_show_all, mode, cut, cut.values(given, kept, outputs))
+    except StopTraining:
+        raise
+    except Exception as error:  # noqa: BLE001  a failure of ours never ends the user's run
+        _say_not_seen(in_short(error))
     return outputs
 
 
@@ -111,14 +122,20 @@ def _cut(compiled: Any) -> CutGraph | None:
         weakref.finalize(compiled, _cut_graphs.pop, id(compiled), None)
         try:
             _cut_graphs[id(compiled)] = CutGraph(compiled)
-        except (UnreadableGraphError, AttributeError) as error:
+        except UnreadableGraphError as error:
             _cut_graphs[id(compiled)] = None
-            say_not_seen_once(
-                "compiled",
-                str(error),
-                text=f"op_tools cannot look into a graph of torch.compile ({error}): run it with TORCHDYNAMO_DISABLE=1",
-            )
+            _say_not_seen(str(error))
+        except Exception as error:  # noqa: BLE001  a failure of ours never ends the user's run
+            _cut_graphs[id(compiled)] = None
+            _say_not_seen(in_short(error))
     return _cut_graphs[id(compiled)]
+
+
+def _say_not_seen(reason: str) -> None:
+    advice = "run it with TORCHDYNAMO_DISABLE=1"
+    say_not_seen_once(
+        "compiled", reason, text=f"op_tools cannot look into a graph of torch.compile ({reason}): {advice}"
+    )
 
 
 def _show_all(mode: Any, cut: CutGraph, values: dict[str, Any]) -> None:

@@ -87,7 +87,43 @@ def test_random_numbers_are_not_drawn_again():
         region(torch.ones(4, 1), torch.ones(4, 8), torch.ones(8))
 
 
-@pytest.mark.parametrize("text", ["class <lambda>(torch.nn.Module): pass", TEXT.replace("(mul,", "(self.constant,")])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "        buf0 = addmm; del addmm  # reuse",
+        "        buf0 = reinterpret_tensor(addmm, (8, 4), (4, 1), 0); del addmm  # reuse",
+        "    auto buf0 = std::move(addmm);  // reuse",
+    ],
+)
+def test_inputs_whose_memory_inductor_takes_for_a_result_are_known(line):
+    """Activations that backward needs no more."""
+    source = f"        primals_1, addmm, other = args\n        buf2 = buf1; del buf1  # reuse\n{line}\n"
+    assert fused_regions.overwritten(source, ["primals_1", "addmm", "other"]) == {1}
+
+
+def test_values_that_are_written_into_an_input_are_known():
+    """A running average and a cache: neither is an output."""
+    text = TEXT.replace(
+        "        return (relu,",
+        "        add = torch.ops.aten.add.Tensor(primals_2, permute)\n"
+        "        copy_ = torch.ops.aten.copy_.default(primals_2, add);  add = copy_ = None\n"
+        "        index_put = torch.ops.aten.index_put_.default(primals_1, [None], mul)\n        return (relu,",
+    )
+    graph = fused_regions.read(text)
+    assert graph.written == {"add": "primals_2", "index_put": "primals_1"}
+    written = {region.writes[-1]: region.reads for region in fused_regions.cut(graph, {}, "forward_0")}
+    assert sorted(written["add"]) == ["permute", "primals_2"]
+
+
+def test_a_graph_without_gradients_is_read_as_well():
+    """Its class has a name that is none."""
+    graph = fused_regions.read(TEXT.replace("class GraphModule", "class <lambda>"))
+    assert [step.name for step in graph.steps] == [step.name for step in fused_regions.read(TEXT).steps]
+
+
+@pytest.mark.parametrize(
+    "text", ["class Graph Module(torch.nn.Module): pass", TEXT.replace("(mul,", "(self.constant,")]
+)
 def test_a_graph_that_is_not_understood_is_told(text):
     with pytest.raises(fused_regions.UnreadableGraphError, match=r"its text has|it has"):
         fused_regions.read(text)
@@ -112,8 +148,15 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def step(monkeypatch):
+def inductor():
     torch._dynamo.reset()
+    with mock.patch.dict(os.environ):  # Inductor leaves variables behind
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def step(inductor):
     model = Model().to(REAL)
     compiled = torch.compile(model, backend="inductor")
     data = torch.randn(32, 64, device=REAL)
@@ -124,9 +167,7 @@ def step(monkeypatch):
         loss.backward()
         return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
 
-    with mock.patch.dict(os.environ):  # Inductor leaves variables behind
-        yield run
-    torch._dynamo.reset()
+    return run
 
 
 def _tool(kind: str, out: Path, **options: object) -> op_tools.core.tool.Tool:
@@ -145,6 +186,38 @@ def test_watching_compiled_code_changes_nothing_and_finds_nothing_in_it(kind, st
     assert not list(tool.results) or kind == "OpCapture"
     if kind == "OpAutoCompare":
         assert ",torch.compile." in next(tmp_path.glob("**/*.csv")).read_text()
+
+
+@pytest.mark.slow
+def test_what_backward_overwrites_is_read_before_it_does(inductor, tmp_path):
+    """Inductor writes gelu's gradient into the memory of the activation that it was made from."""
+    up, down = nn.Linear(64, 128).to(REAL), nn.Linear(128, 64).to(REAL)
+    compiled = torch.compile(lambda x: down(torch.nn.functional.gelu(up(x))).sin().sum(), backend="inductor")
+    data = torch.randn(32, 64, device=REAL)
+    with _tool("OpAutoCompare", tmp_path) as tool:
+        compiled(data).backward()
+    assert not list(tool.results)
+
+
+@pytest.mark.slow
+def test_what_is_written_into_an_argument_is_compared(inductor, tmp_path):
+    """As a compiled optimizer does it, whose graph has no output at all."""
+    average, data = torch.zeros(64, device=REAL), torch.randn(32, 64, device=REAL)
+
+    @torch.compile(backend="inductor")
+    def step(average: torch.Tensor, data: torch.Tensor) -> None:
+        average.mul_(0.8125).add_(data.sin().mean(0))
+
+    with torch.no_grad():
+        for factor in ("0.8125", "0.75"):
+            average.fill_(1)
+            step(average, data)
+            with _tool("OpAutoCompare", tmp_path) as tool, _broken("0.8125", factor, lambda: step(average, data)):
+                average.fill_(1)
+                step(average, data)
+            assert {row["op"].startswith("torch.compile.") for row in tool.results} == (
+                set() if factor == "0.8125" else {True}
+            )
 
 
 @pytest.mark.slow
