@@ -238,9 +238,10 @@ class ObservedCall:
     def for_backward(self) -> ObservedCall:
         """What must be kept of a call until its gradients come."""
         result = self.result
-        # of dropout, the mask can be seen in the result; of factors, which ones were chosen
-        if catalogue.has(self.name, Trait.DROPOUT | Trait.CHOICE):
-            result = host_copies.host_copy(result) if self.given_on_device is not None else result
+        # in the result can be seen what was drawn, and which factors were chosen, unless the program changes it
+        if catalogue.has(self.name, Trait.RANDOM | Trait.CHOICE):
+            on_host = self.given_on_device is not None
+            result = host_copies.host_copy(result) if on_host else trees.map_tensors(_apart, result)
         elif isinstance(result, Tensor):
             result = hollow(result.shape, result.dtype, "cpu", result.requires_grad)
         else:
@@ -300,6 +301,10 @@ def output_names(op: str, count: int) -> list[str]:
 def range_of(names: Sequence[str]) -> str:
     """`input[0..51]` for many names."""
     return f"{names[0][:-1]}..{names[-1].rpartition('[')[2]}"
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_cpu else tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def hollow_like(tensor: Tensor, device: torch.device | str = "cpu") -> Tensor:

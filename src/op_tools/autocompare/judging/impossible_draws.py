@@ -7,21 +7,15 @@ from typing import Callable
 import torch
 from torch import Tensor
 
+from op_tools.autocompare.judging import continuous_draws
+from op_tools.autocompare.judging.chance import are_far, coarse, sums_by_size
 from op_tools.autocompare.judging.limits import RANDOM_SIGMAS
 from op_tools.autocompare.observed import ObservedCall
 from op_tools.ops.distributions import argument
 
-# of a count above its deviations: rare events come in ones, and their deviation says little
-_RARE_DRAWS = 7.0
+_RARE_COUNTS = 20.0  # of one count above its deviations
 _PIECES, _PIECE_LENGTH = 64, 1024  # of large tensors
 _MIN_PAIRS, _USUAL_SHARE_AGAIN = 64, 1 / 16
-_COARSE_UNITS = 32.0  # units in the last place by which probabilities may be off that are computed in their own dtype
-
-
-def _are_far(counts: Tensor, expected: Tensor, variance: Tensor, dtype: torch.dtype = torch.float64) -> bool:
-    """Whether counts are farther from what is expected than chance brings them. `dtype`: of the probabilities."""
-    coarse = _COARSE_UNITS * torch.finfo(dtype).eps * expected
-    return bool(((counts - expected).abs() > RANDOM_SIGMAS * variance.sqrt() + _RARE_DRAWS + coarse).any())
 
 
 def are_repeated(numbers: Tensor) -> str:
@@ -55,7 +49,7 @@ def _multinomial(call: ObservedCall, drawn: Tensor) -> str:
         shares = shares / shares.sum(-1, keepdim=True)
         counts = torch.bincount(drawn.reshape(-1), minlength=weights.shape[-1]).double()
         each = drawn.shape[-1]
-        if _are_far(counts, each * shares.sum(0), each * (shares * (1 - shares)).sum(0), weights.dtype):
+        if are_far(counts, each * shares.sum(0), each * (shares * (1 - shares)).sum(0), weights.dtype):
             return f"the places of {drawn.numel():,} draws do not have their probabilities"
     return ""
 
@@ -66,7 +60,7 @@ def _permutation(call: ObservedCall, drawn: Tensor) -> str:
         return "not each number is there once"
     count = drawn.numel()
     rises = (drawn.diff() > 0).sum().double()  # of all permutations: (count - 1) / 2, variance (count + 1) / 12
-    if _are_far(rises, rises.new_tensor((count - 1) / 2), rises.new_tensor((count + 1) / 12)):
+    if are_far(rises, rises.new_tensor((count - 1) / 2), rises.new_tensor((count + 1) / 12)):
         return f"{int(rises):,} of {count:,} numbers are followed by a larger one, no order of chance"
     return ""
 
@@ -83,7 +77,7 @@ def _bernoulli(call: ObservedCall, drawn: Tensor) -> str | None:
         return "numbers are drawn that are neither 0 nor 1"
     if bool((ones & (shares == 0)).any()) or bool((~ones & (shares == 1)).any()):
         return "what has the probability 0 is drawn"
-    if _are_far(ones.sum().double(), shares.sum(), (shares * (1 - shares)).sum(), tensors[0].dtype):
+    if are_far(ones.sum().double(), shares.sum(), (shares * (1 - shares)).sum(), tensors[0].dtype):
         return f"{int(ones.sum()):,} of {drawn.numel():,} draws are 1, it should be about {float(shares.sum()):,.0f}"
     return ""
 
@@ -95,8 +89,17 @@ def _poisson(call: ObservedCall, drawn: Tensor) -> str:
         return "numbers are drawn that are no counts"
     if bool(((rates == 0) & (counts != 0)).any()):
         return "what has the probability 0 is drawn"
-    if _are_far(counts.sum(), rates.sum(), rates.sum(), dtype):
+    off, farthest = counts - rates, RANDOM_SIGMAS * rates.sqrt() + _RARE_COUNTS + coarse(dtype) * rates
+    if not bool((off.abs() <= farthest).all()):
+        return f"a count is {float((off.abs() - farthest).max()):g} farther from its rate than chance brings it"
+    sums, means = sums_by_size(rates, counts, rates)
+    if are_far(sums, means, means, dtype):
         return f"{drawn.numel():,} counts add up to {float(counts.sum()):g}, it should be about {float(rates.sum()):g}"
+    squares, variance = off.square().sum(), (rates * (1 + 2 * rates)).sum()
+    rounding = (coarse(dtype) * counts).square().sum()
+    if are_far(squares, rates.sum(), variance, dtype, rare=farthest.square().max() + rounding):
+        times = float((squares / rates.sum()).sqrt())
+        return f"the spread of {drawn.numel():,} counts is {times:g} times what it should be"
     return ""
 
 
@@ -108,44 +111,22 @@ def _binomial(call: ObservedCall, drawn: Tensor) -> str:
     if bool((((shares == 0) & (counts > 0)) | ((shares == 1) & (counts < sizes))).any()):
         return "what has the probability 0 is drawn"
     expected = sizes * shares
-    if _are_far(counts.sum(), expected.sum(), (expected * (1 - shares)).sum(), call.given.tensors[1].dtype):
+    if are_far(counts.sum(), expected.sum(), (expected * (1 - shares)).sum(), call.given.tensors[1].dtype):
         return (
             f"{drawn.numel():,} counts add up to {float(counts.sum()):g}, it should be about {float(expected.sum()):g}"
         )
     return ""
 
 
-def _gamma(call: ObservedCall, drawn: Tensor) -> str:
-    shapes, values = call.given.tensors[0].detach().double(), drawn.double()
-    if not bool(((values >= 0) & values.isfinite()).all()):
-        return "numbers are drawn that are negative, NaN or infinite"
-    total = shapes.sum()  # the mean of all draws together, and their variance
-    if _are_far(values.sum(), total, total, drawn.dtype):
-        return f"{drawn.numel():,} draws add up to {float(values.sum()):g}, it should be about {float(total):g}"
-    return ""
-
-
-def _dirichlet(call: ObservedCall, drawn: Tensor) -> str:
-    shapes, shares = (one.double().reshape(-1, drawn.shape[-1]) for one in (call.given.tensors[0].detach(), drawn))
-    coarse = _COARSE_UNITS * torch.finfo(drawn.dtype).eps
-    if not bool(((shares >= 0) & (shares <= 1 + coarse)).all()):
-        return "shares are drawn that are not between 0 and 1"
-    if bool(((shares.sum(-1) - 1).abs() > coarse).any()):
-        return "shares do not add up to 1"
-    whole = shapes.sum(-1, keepdim=True)
-    means = shapes / whole
-    if _are_far(shares.sum(0), means.sum(0), (means * (1 - means) / (whole + 1)).sum(0), drawn.dtype):
-        return f"the means of {len(shares):,} draws are not what they should be"
-    return ""
-
-
 # the reason why a call cannot have drawn this, "" where it can, None where nothing can be said here
 IMPOSSIBLE: dict[str, Callable[[ObservedCall, Tensor], str | None]] = {
-    "_sample_dirichlet": _dirichlet,
-    "_standard_gamma": _gamma,
+    "_sample_dirichlet": continuous_draws.dirichlet,
+    "_standard_gamma": continuous_draws.gamma,
     "bernoulli": _bernoulli,
     "binomial": _binomial,
+    "gumbel_softmax": continuous_draws.gumbel_softmax,
     "multinomial": _multinomial,
     "poisson": _poisson,
     "randperm": _permutation,
+    "rrelu": continuous_draws.rrelu,
 }

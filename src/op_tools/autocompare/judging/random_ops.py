@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_tools.autocompare.judging import dropout
+from op_tools.autocompare.judging import drawn_gradients, dropout
 from op_tools.autocompare.judging.impossible_draws import IMPOSSIBLE, are_repeated
 from op_tools.autocompare.judging.limits import (
     MIN_DRAWS_FOR_SPREAD,
@@ -120,8 +120,9 @@ def forward_rows(call: ObservedCall, tolerances: Tolerances) -> list[Row]:
 
 
 def backward_rows(call: ObservedCall, gradients: Gradients, tolerances: Tolerances) -> list[Row]:
-    """Of dropout; nothing for other random ops."""
-    return dropout.backward_rows(call, gradients, tolerances) if catalogue.has(call.name, Trait.DROPOUT) else []
+    """Nothing for random ops whose gradients cannot be told from what was drawn."""
+    of_dropout = catalogue.has(call.name, Trait.DROPOUT)
+    return (dropout.backward_rows if of_dropout else drawn_gradients.rows)(call, gradients, tolerances)
 
 
 # ---- generators ------------------------------------------------------------------------------------------------------
