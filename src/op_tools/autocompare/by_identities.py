@@ -21,7 +21,7 @@ from op_tools.autocompare.identities.convolutions import Convolution
 from op_tools.autocompare.identities.products import Product
 from op_tools.autocompare.identities.proof import Measured, Proof, Provable, Sample
 from op_tools.autocompare.identities.rows import Norm, Softmax
-from op_tools.autocompare.identities.samples import ByElement, InPlace, PickedRows, host_copy, tensors_of
+from op_tools.autocompare.identities.samples import InPlace, PickedRows, Piecewise, host_copy, tensors_of
 from op_tools.autocompare.identities.sums import ClassLoss, Sum
 from op_tools.autocompare.identities.whole import OfView, Whole, is_small
 from op_tools.autocompare.judging.comparer import Comparison
@@ -52,7 +52,7 @@ _UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
 Found = TypeVar("Found")
 
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
-    Product.of, ByElement.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of, PickedRows.of,
+    Product.of, Piecewise.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of, PickedRows.of,
 )  # fmt: skip
 
 

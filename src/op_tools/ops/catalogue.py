@@ -304,6 +304,34 @@ SILENT_WRITES: dict[str, tuple[tuple[int, str], ...]] = {
     "batch_norm_update_stats": ((1, "running_mean"), (2, "running_var")),
 }
 
+# The dimensions of its first tensor that an op works along: what it does at one index of the others has nothing to do
+# with other indices. So many of the last ones; or those that an argument says (its place, its name, what is usual).
+_ALONG_LAST = {
+    1: "adaptive_avg_pool1d adaptive_max_pool1d avg_pool1d lp_pool1d max_pool1d max_unpool1d",
+    2: """adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d cholesky cholesky_inverse cholesky_solve conv_transpose1d
+        det fold inverse linalg.cholesky linalg.cholesky_ex linalg.det linalg.eigh linalg.eigvalsh linalg.inv
+        linalg.inv_ex linalg.matrix_exp linalg.pinv linalg.qr linalg.slogdet linalg.solve linalg.solve_triangular
+        linalg.svd linalg.svdvals logdet lp_pool2d matrix_exp max_pool2d max_unpool2d qr slogdet svd
+        triangular_solve tril triu""",
+    3: """adaptive_avg_pool3d adaptive_max_pool3d avg_pool3d conv_transpose2d lp_pool3d max_pool3d max_unpool3d
+        pixel_shuffle pixel_unshuffle unfold""",
+    4: "conv_transpose3d",
+}
+_ALONG: dict[tuple[int, str, int | None], str] = {
+    (1, "dim", None): """all amax amin aminmax any argmax argmin count_nonzero cummax cummin cumprod cumsum gather
+        index_add index_copy index_fill index_reduce index_select logcumsumexp logsumexp max min nanmean nansum prod
+        scatter scatter_add scatter_reduce softmin std std_mean var var_mean""",
+    (1, "dim", -1): "argsort glu median mode nanmedian sort",
+    (1, "dim", 0): "cat concat concatenate",
+    (1, "dims", None): "flip",
+    (2, "dim", None): "linalg.norm linalg.vector_norm norm repeat_interleave take_along_dim",
+    (2, "dim", -1): "diff fft.fft fft.hfft fft.ifft fft.ihfft fft.irfft fft.rfft kthvalue topk",
+    (2, "dim", 1): "cosine_similarity normalize",
+    (2, "dims", None): "roll",
+}
+WORKS_ALONG_LAST = {name: count for count, names in _ALONG_LAST.items() for name in names.split()}
+WORKS_ALONG = {name: where for where, names in _ALONG.items() for name in names.split()}
+
 # Losses that take one of two cases by a label, 1 or -1: its number among their tensors.
 LABELS = {"hinge_embedding_loss": 1, "cosine_embedding_loss": 2}
 

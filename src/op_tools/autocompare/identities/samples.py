@@ -16,7 +16,8 @@ from torch import Tensor
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.identities.projections import some
 from op_tools.autocompare.identities.proof import Proof, Sample
-from op_tools.autocompare.observed import ObservedCall
+from op_tools.autocompare.identities.slices import MAX_SLICE, Slice, slice_of
+from op_tools.autocompare.observed import ObservedCall, hollow
 from op_tools.core.gradients import Gradients
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
@@ -40,6 +41,7 @@ class RowPiece:
     """A piece of one row of a shape, or of any tensor that is broadcast to it; of one tensor of each list."""
 
     def __init__(self, shape: torch.Size, length: int = 0) -> None:
+        self.picks_from_lists = length > 0
         self._shape = shape
         self._lead = tuple(some(1, size) for size in shape[:-1])
         row = shape[-1] if shape else 1
@@ -59,6 +61,8 @@ class RowPiece:
         whole = tensor.detach().expand(self._shape)[self._lead]
         return whole[self._start : self._start + self._count]
 
+    of_result = of
+
     def covers(self, tensor: Tensor) -> bool:
         """Whether it takes a part of this tensor, and repeats nothing."""
         return tensor.shape == self._shape
@@ -72,7 +76,8 @@ class RowPiece:
             return made[id(value)]
         if isinstance(value, (list, tuple)) and self._length and len(value) == self._length:
             return [self.cut(value[self._number], made)]
-        return value
+        # a piece has one dimension
+        return torch.contiguous_format if isinstance(value, torch.memory_format) else value
 
     def results(self, result: Any, made: dict[int, Tensor]) -> Any:
         """What a call returns; of several results, such as dropout's and its mask, each."""
@@ -85,8 +90,14 @@ class RowPiece:
         return Arguments(args, {name: self.cut(value, made) for name, value in given.kwargs.items()})
 
 
-def piece_of(name: str, given: Arguments, result: Any = None) -> RowPiece | None:
-    """Of a call by element; None for others. Before it runs there is no result."""
+def piece_of(name: str, given: Arguments, result: Any = None) -> RowPiece | Slice | None:
+    """Of a call by element, or with dimensions apart; None for others. Before it runs there is no result."""
+    return _row_piece_of(name, given, result) or slice_of(name, given, result)
+
+
+def _row_piece_of(name: str, given: Arguments, result: Any) -> RowPiece | None:
+    if isinstance(result, (list, tuple)):
+        result = None  # its first one has the shape of what was given
     if not _is_by_element(name) or not given.tensors:
         return None
     length, number = 0, 0
@@ -117,10 +128,10 @@ def _numbered(given: Arguments, length: int, number: int) -> list[Tensor]:
     return found
 
 
-class ByElement:
-    """One call whose elements have nothing to do with each other. `before`: the piece of one that works in place."""
+class Piecewise:
+    """One call whose elements, or slices, have nothing to do with each other. `before`: of one that works in place."""
 
-    def __init__(self, call: ObservedCall, piece: RowPiece, before: Arguments | None = None) -> None:
+    def __init__(self, call: ObservedCall, piece: RowPiece | Slice, before: Arguments | None = None) -> None:
         self._piece = piece
         made: dict[int, Tensor] = {}
         given = before or piece.arguments(call.given, made)
@@ -131,40 +142,45 @@ class ByElement:
         result = piece.results(call.result, made)
         self._call = replace(call, given=given, kept=kept, result=result, given_on_device=None)
         self._covered = [piece.covers(tensor) for tensor in call.given.tensors]
-        self._has_lists = not call.given.are_flat
 
     @classmethod
-    def of(cls, call: ObservedCall) -> ByElement | None:
+    def of(cls, call: ObservedCall) -> Piecewise | None:
         is_known = not call.changed or call.kept is not None
         if not is_known or not isinstance(call.result, (Tensor, list, tuple, type(None))):
             return None
         if normalized(call.name).base == "where" and not isinstance(call.result, Tensor):
             return None  # of a condition alone: the places where it holds
-        piece = piece_of(call.name, call.given, call.result if isinstance(call.result, Tensor) else None)
+        piece = piece_of(call.name, call.given, call.result)
         return None if piece is None else cls(call, piece)
 
     def forward(self) -> Iterator[Proof]:
         yield Sample(self._call)
 
     def backward(self, gradients: Gradients) -> Iterator[Proof]:
-        arrived = gradients.outputs[0] if gradients.outputs else None
-        if arrived is None or self._has_lists or not self._piece.covers(arrived):
+        if self._piece.picks_from_lists or not all(one is None or self._fits(one) for one in gradients.outputs):
             return
         flowed = [
             None if one is None or not is_covered else self._piece.of(one).clone()
             for one, is_covered in zip(gradients.inputs, self._covered)
         ]
         if any(one is not None for one in flowed):
-            yield Sample(self._call.for_backward(), Gradients(flowed, [self._piece.of(arrived).clone()]))
+            arrived = [None if one is None else self._piece.of_result(one) for one in gradients.outputs]
+            arrived = [None if one is None else one.clone() for one in arrived]
+            yield Sample(self._call.for_backward(), Gradients(flowed, arrived))
+
+    def _fits(self, arrived: Tensor) -> bool:
+        if isinstance(self._piece, RowPiece):
+            return self._piece.covers(arrived)
+        return self._piece.of_result(arrived) is not None
 
     def tensors(self) -> list[Tensor]:
         return []  # it has copies
 
 
 class InPlace:
-    """A call by element that will work in place: what its piece is before."""
+    """A call in pieces that will work in place: what its piece is before."""
 
-    def __init__(self, piece: RowPiece, live: Arguments) -> None:
+    def __init__(self, piece: RowPiece | Slice, live: Arguments) -> None:
         self._piece = piece
         self._given = piece.arguments(live, {})
 
@@ -174,9 +190,9 @@ class InPlace:
         piece = piece_of(name, live)
         return None if piece is None else cls(piece, live)
 
-    def after(self, seen: ObservedCall) -> ByElement:
+    def after(self, seen: ObservedCall) -> Piecewise:
         """`seen`: the call with its arguments as they are now, and what it has returned."""
-        return ByElement(seen, self._piece, self._given)
+        return Piecewise(seen, self._piece, self._given)
 
 
 class PickedRows:
@@ -215,10 +231,24 @@ class PickedRows:
         yield Sample(replace(self._call, given=Arguments(args, {}), kept=None, result=got))
 
     def backward(self, gradients: Gradients) -> Iterator[Proof]:
-        return iter(())
+        """Some columns of the table's gradient, for which no numbers of the table are needed."""
+        arrived, got = gradients.outputs[0], next((one for one in gradients.inputs if one is not None), None)
+        rows, width = self._table.shape
+        count = min(width, max(1, _MAX_ELEMENTS // rows))
+        if arrived is None or got is None or got.layout is not torch.strided:
+            return
+        if rows * count + self._picked.numel() * (count + 1) > MAX_SLICE:
+            return
+        start = some(count, width)
+        table = hollow(torch.Size((rows, count)), self._table.dtype, "cpu", True)
+        given = self._call.given.mapped(lambda one: table if one.is_floating_point() else self._picked.clone())
+        cut = arrived.detach()[..., start : start + count].clone()
+        result = hollow(cut.shape, cut.dtype, "cpu", True)
+        flowed = [None if one is None else one.detach()[:, start : start + count].clone() for one in gradients.inputs]
+        yield Sample(replace(self._call, given=given, kept=None, result=result), Gradients(flowed, [cut]))
 
     def tensors(self) -> list[Tensor]:
-        return []
+        return [self._picked]
 
 
 def _is_table(value: Any) -> bool:

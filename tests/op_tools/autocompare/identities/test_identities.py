@@ -181,13 +181,12 @@ def test_what_has_no_identity_is_said(compared, device):
 
 def test_gradients_without_an_identity_are_said(compared, device):
     def program():
-        table = torch.randn(10, 4, device=device, requires_grad=True)
         shift = torch.randn(4, device=device, requires_grad=True)
-        (F.embedding(torch.arange(6, device=device), table) + shift).sum().backward()
+        (torch.randn(6, 4, device=device) + shift).sum().backward()
 
     said = {one["what"]: one["reason"] for one in compared(program).not_looked_at if "gradients" in one["reason"]}
     reason = "no identity is known for some of its gradients"
-    assert said == {"torch.nn.functional.embedding": reason, "torch.Tensor.add": reason}
+    assert said == {"torch.Tensor.add": reason}
 
 
 def test_nothing_is_kept_of_elementwise_ops_that_autograd_does_not_keep(device, tmp_path):
