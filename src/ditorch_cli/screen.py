@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,8 @@ from ditorch_shared.shares import percent
 
 Row = dict[str, Any]
 _MAX_WRONG = 8
+_MAX_VALUES = 4  # of one list that are named one by one
+_IN_A_LIST = re.compile(r"([\w ]+)\[(\d+)\]")
 _MAX_SLOW = 6
 _MIN_SHARE = 0.01  # of the time, to be slow
 _MAX_OTHERS = 5
@@ -171,7 +174,18 @@ def _print_wrong(console: Console, rows: list[Row]) -> None:
 def _what(worst: Row, others: list[Row]) -> str:
     if worst["tool"] != "OpAutoCompare":
         return f"{worst['what']}, {worst['phase']}"
-    return ", ".join(row["what"] for row in (worst, *others))
+    return _values([row["what"] for row in (worst, *others)])
+
+
+def _values(names: list[str]) -> str:
+    """The worst first; the tensors of a long list by their numbers: input[0-67]."""
+    lists: dict[str, list[int]] = {}
+    for name in names:
+        found = _IN_A_LIST.fullmatch(name)
+        if found:
+            lists.setdefault(found[1], []).append(int(found[2]))
+    long = {name: f"{name}[{_ranges(numbers)}]" for name, numbers in lists.items() if len(numbers) > _MAX_VALUES}
+    return ", ".join(dict.fromkeys(long.get(name.partition("[")[0], name) for name in names))
 
 
 def _often(row: Row) -> str:

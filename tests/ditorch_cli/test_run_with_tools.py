@@ -170,6 +170,12 @@ def test_ranks_and_their_devices_are_told_in_short():
     assert screen._devices(chips) == "chip 0 and 2 more"
 
 
+def test_many_tensors_of_a_list_are_named_in_short():
+    named = screen._values(["input[2]", "grad", *(f"input[{number}]" for number in (0, 1, 5, 7, 6)), "output[0]"])
+    assert named == "input[0-2,5-7], grad, output[0]"
+    assert screen._values(["grad[1]", "grad[0]", "grad weight"]) == "grad[1], grad[0], grad weight"
+
+
 def test_ops_that_take_no_time_are_not_called_slow():
     def row(op, share):
         return {"op": op, "calls": 1, "forward": share, "backward": 0.0, "total": share, "share": share}

@@ -94,6 +94,7 @@ const CHINESE_REASONS = [
   [/; (\S+) % of the elements are wrong, the first at ([^:]+): (\S+) instead of (\S+)/, "；$1 % 的元素错误，第一个在 $2：$3，应为 $4"],
   [/NaN or Inf on one side only, at (\S+) of (\S+) elements, the first at ([^:]+): (\S+) instead of (\S+)/, "$2 个元素中有 $1 个只在一侧为 NaN 或 Inf，第一个在 $3：$4，应为 $5"],
   [/(\S+) % of the elements differ where none may, the first at ([^:]+): (\S+) instead of (\S+)/, "$1 % 的元素不同（一个都不应不同），第一个在 $2：$3，应为 $4"],
+  [/NaN or Inf on one side only: (\S+) instead of (\S+)/, "只在一侧为 NaN 或 Inf：$1，应为 $2"], [/(; |^)(\S+) instead of (\S+)$/, (_, start, got, expected) => `${start ? "；" : ""}${got}，应为 ${expected}`],
   [/made (NaN|Inf) out of finite inputs/, "由有限的输入产生 $1"],
   [/made (NaN|Inf) out of finite gradients/, "由有限的梯度产生 $1"],
   [/was given (NaN|gradients with \w+) that no op made/, "输入中已有 $1，不是算子产生的"],

@@ -110,7 +110,7 @@ class _Mask:
         rate, share = self.rate, 1 - int(kept.sum()) / drawn
         if abs(share - rate) <= RANDOM_SIGMAS * math.sqrt(rate * (1 - rate) / drawn) + 1 / drawn:
             return ""
-        return f"{share:.4f} of {drawn:,} are dropped where the rate is {rate:g}"
+        return f"{drawn - int(kept.sum()):,} of {drawn:,} are dropped where the rate is {rate:g}"
 
 
 class _AlphaMask(_Mask):

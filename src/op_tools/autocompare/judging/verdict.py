@@ -63,6 +63,7 @@ class Verdict(NamedTuple):
 
 
 RIGHT = Verdict(True, "", EQUAL)
+_NO_PLACE = "no single place"
 
 
 @dataclass
@@ -130,11 +131,15 @@ def judge(
 
 
 def _one_sided(found: Found, elements: int, place: str) -> str:
+    if _is_of_a_number(place):
+        return f"NaN or Inf on one side only: {place}"
     count = f"{_number(found.blamed)} of {_number(elements)}"
     return f"NaN or Inf on one side only, at {count} elements, the first at {place}"
 
 
 def _with_share(cause: str, share: float, place: str) -> str:
+    if _is_of_a_number(place):
+        return f"{cause}; {place}"
     return f"{cause}; {100 * share:.3g} % of the elements are wrong, the first at {place}"
 
 
@@ -337,6 +342,7 @@ def judge_exact(got: Tensor, expected: Tensor, excused: Tensor | None = None) ->
     )
     place = place_of(got, expected, first, first)
     reason = f"{100 * share:.3g} % of the elements differ where none may, the first at {place}"
+    reason = place if _is_of_a_number(place) else reason
     return Verdict(False, reason, measures, math.inf if measures.nonfinite else 1e6 * share + 1)
 
 
@@ -368,8 +374,14 @@ def wrong_shape(got: Tensor, expected: Tensor) -> Verdict:
 def place_of(got: Tensor, expected: Tensor, index: tuple[int, ...] | None, shown: tuple[int, ...] | None) -> str:
     """What stands at `index`, which is called `shown`: these may be pieces of something larger."""
     if index is None or shown is None:
-        return "no single place"
-    return f"{list(shown)}: {_value(got[index])} instead of {_value(expected[index])}"
+        return _NO_PLACE
+    values = f"{_value(got[index])} instead of {_value(expected[index])}"
+    return f"{list(shown)}: {values}" if shown else values
+
+
+def _is_of_a_number(place: str) -> bool:
+    """Whether it is that of a number alone, which has no index."""
+    return not place.startswith(("[", _NO_PLACE))
 
 
 def _value(element: Tensor) -> str:

@@ -215,6 +215,24 @@ def test_large_tensors_are_looked_at_in_blocks():
 # ---- NaN and infinity that are nobody's fault ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("got", "expected", "reason"),
+    [
+        (4.5, 2.25, "errors are 28,926,234 times those of float32 on the CPU; 4.5 instead of 2.25"),
+        (math.nan, 2.25, "NaN or Inf on one side only: nan instead of 2.25"),
+        (
+            [math.nan, 1.0],
+            [2.25, 1.0],
+            "NaN or Inf on one side only, at 1 of 2 elements, the first at [0]: nan instead of 2.25",
+        ),
+    ],
+)
+def test_the_reason_names_a_place_where_there_are_several(got, expected, reason):
+    exact = torch.tensor(expected, dtype=torch.float64)
+    found = verdict_on(torch.tensor(got), exact, exact.float())
+    assert found.reason == reason
+
+
 def test_nan_at_the_same_place_is_equal():
     expected = torch.tensor([1.0, math.nan, math.inf, -math.inf], dtype=torch.float64)
     found = verdict_on(expected.float(), expected, expected.float())
