@@ -9,6 +9,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from op_tools.autocompare.reference import fake_quantization
 from op_tools.ops.names import normalized
 from op_tools.values import trees
 
@@ -20,6 +21,9 @@ def instead_of(name: str, function: Function, error: BaseException) -> Iterator[
     """Functions to be tried where the op with this name has ended with an error."""
     if normalized(name).base in ("_grouped_mm", "grouped_mm"):
         yield _grouped_products
+    levels = fake_quantization.written_out(name)
+    if levels is not None:
+        yield levels
     if _LACKS_INTEGERS.search(str(error)):
         yield _with_floats(function)
 
