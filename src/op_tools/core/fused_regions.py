@@ -22,12 +22,14 @@ _PLACE = re.compile(r"# File: (?P<file>.*?):(?P<line>\d+) in (?P<function>.*?), 
 _KERNEL = re.compile(r"^(?P<kernel>\w+) = async_compile\.", re.MULTILINE)
 _RETURNS = re.compile(r"^#   return (?P<names>.*)$", re.MULTILINE)
 _COMPUTES = re.compile(r"^#   %(?P<name>\w+) .*?= call_function\[", re.MULTILINE)
-_WRITES_INPUT = re.compile(r"torch\.ops\.aten\.(?P<op>\w+)_\.\w+$")  # copy_, or what needs no copy: index_put_
+_IN_PLACE = re.compile(r"torch\.ops\.aten\.(?P<op>\w*[a-z0-9])_\.\w+$")  # copy_, or what needs no copy: index_put_
 _DRAWS = re.compile(
     r"\b(?:prims\.inductor_(?:seeds?|random|randint|lookup_seed)|aten\.(?:rand|bernoulli|normal|native_dropout))"
 )
 _REUSES = re.compile(r"^(?P<line>.*)(?:#|//) reuse$", re.MULTILINE)
-_MOVES_ONLY = re.compile(r"aten\.(?:permute|view|_unsafe_view|reshape|unsqueeze|squeeze|expand|slice|select|t|alias)\.")
+_MOVES_ONLY = re.compile(
+    r"aten\.(?:permute|view|_unsafe_view|reshape|unsqueeze|squeeze|expand|slice|select|t|alias|as_strided)\."
+)
 # kernels of libraries: generated code calls them one by one, and each is a call that the tools see anyway
 _LIBRARY = re.compile(r"aten\.(?:mm|addmm|bmm|baddbmm|convolution|convolution_backward|_scaled_dot_product_\w+)\.")
 _FLOATING = {"float16", "bfloat16", "float32", "float64"}
@@ -114,17 +116,44 @@ def read(text: str) -> GraphText:
             steps.append(Step(target.id, node.value, _used(node.value), ast.unparse(node.value), places[node.lineno]))
     if outputs is None or any("self" in step.uses for step in steps):
         raise UnreadableGraphError("it has parts of its own (constants, or functions of higher order)")
-    return GraphText(inputs, steps, outputs, _written(steps, inputs))
+    return GraphText(inputs, _in_order(steps), outputs, _written(steps, inputs))
+
+
+def _changed_by(step: Step) -> str:
+    """The value that it writes into; "" where it makes a new one."""
+    call = step.value
+    return _first_argument(step) if isinstance(call, ast.Call) and _IN_PLACE.match(ast.unparse(call.func)) else ""
+
+
+def _first_argument(step: Step) -> str:
+    call = step.value
+    first = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    return first.id if isinstance(first, ast.Name) else ""
+
+
+def _in_order(steps: list[Step]) -> list[Step]:
+    """What is read after it was written in place, also by way of a view, uses what wrote it."""
+    roots: dict[str, str] = {}  # by name of a step: of which step it is a view, or itself
+    writers: dict[str, str] = {}  # by root: the last step that wrote into it
+    ordered = []
+    for step in steps:
+        wrote = [writers[roots[name]] for name in step.uses if roots.get(name) in writers]
+        ordered.append(step._replace(uses=step.uses.union(wrote)))
+        changed = _changed_by(step)
+        base = changed or (_first_argument(step) if _MOVES_ONLY.search(step.text) else "")
+        roots[step.name] = roots.get(base, step.name)
+        if changed in roots:
+            writers[roots[changed]] = step.name
+    return ordered
 
 
 def _written(steps: list[Step], inputs: list[str]) -> dict[str, str]:
     last: dict[str, str] = {}  # by input: one may be written several times
     for step in steps:
-        call = step.value
-        match = isinstance(call, ast.Call) and call.args and _WRITES_INPUT.match(ast.unparse(call.func))
-        if match and isinstance(call, ast.Call) and isinstance(call.args[0], ast.Name) and call.args[0].id in inputs:
-            source = call.args[1] if match["op"] == "copy" else None
-            last[call.args[0].id] = source.id if isinstance(source, ast.Name) else step.name
+        place = _changed_by(step)
+        if place in inputs:
+            source = step.value.args[1] if ".copy_." in step.text else None  # type: ignore[attr-defined]
+            last[place] = source.id if isinstance(source, ast.Name) else step.name
     return {value: name for name, value in last.items()}
 
 

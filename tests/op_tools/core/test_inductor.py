@@ -115,6 +115,22 @@ def test_values_that_are_written_into_an_input_are_known():
     assert sorted(written["add"]) == ["permute", "primals_2"]
 
 
+def test_what_a_graph_writes_in_place_is_written_before_it_is_read():
+    """The gradient of a mean over pictures: zeros, of which a part is written by way of a view."""
+    text = TEXT.replace(
+        "        return (relu,",
+        "        full = torch.ops.aten.full.default([8], 0, dtype = torch.float32, device = device(type='cpu'))\n"
+        "        part = torch.ops.aten.as_strided.default(full, [4], [1], 0)\n"
+        "        copy__default = torch.ops.aten.copy_.default(part, primals_2);  part = copy__default = None\n"
+        "        whole = torch.ops.aten.as_strided.default(full, [2, 4], [4, 1], 0);  full = None\n"
+        "        div = torch.ops.aten.div.Scalar(whole, 2)\n        return (div, relu,",
+    )
+    regions = fused_regions.cut(fused_regions.read(text), {}, "forward_0")
+    (halved,) = [region for region in regions if region.writes == ["div"]]
+    assert halved.reads == ["primals_2"]
+    assert halved(torch.ones(4)).tolist() == [[0.5] * 4, [0.0] * 4]
+
+
 def test_a_graph_without_gradients_is_read_as_well():
     """Its class has a name that is none."""
     graph = fused_regions.read(TEXT.replace("class GraphModule", "class <lambda>"))
