@@ -67,7 +67,7 @@ class Region:
     def __init__(self, steps: list[Step], reads: list[str], writes: list[str], kernels: list[str], label: str) -> None:
         self.reads, self.writes = reads, writes
         self.name = f"torch.compile.{kernels[0] if len(kernels) == 1 else f'{label}.{writes[-1]}'}"
-        self.line = _line(steps, kernels)
+        self.line = _line(steps, kernels)  # "" where the graph tells none
         self.draws = any(_DRAWS.search(step.text) for step in steps)
         self._steps = steps
         self._function: Callable[..., Any] | None = None
@@ -259,7 +259,7 @@ def _line(steps: list[Step], kernels: list[str]) -> str:
     """The user's line that a region ends in, the others that are fused with it, and the kernels."""
     places = list(dict.fromkeys(step.place for step in steps if step.place is not None))
     if not places:
-        return "compiled code" + (f"  ({', '.join(kernels)})" if kernels else "")
+        return ""
     others = sorted({f"{place.file.rpartition('/')[2]}:{place.line}" for place in places[:-1]})
     notes = ([f"fused with {', '.join(others)}"] if others else []) + kernels
     return places[-1].text() + (f"  ({'; '.join(notes)})" if notes else "")

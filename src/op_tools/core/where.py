@@ -141,6 +141,7 @@ def here(with_stack: bool = False) -> Where:
     module = None
     users: FrameType | None = None
     generated: FrameType | None = None  # compiled code of which torch tells nothing
+    in_torch: Where | None = None  # compiled code of a function of torch's own, such as an optimizer's
     while frame is not None and (users is None or module is None):
         code = frame.f_code
         if code is _CALLS_FORWARD:
@@ -153,12 +154,16 @@ def here(with_stack: bool = False) -> Where:
                 is_users = _is_users(code.co_filename)
                 if compiled_code.runs(code):
                     compiled = _in_compiled_code(frame, with_stack)
-                    if compiled is not None:
+                    if compiled is not None and not compiled.line().startswith(_OWN_FOLDERS):
                         return compiled
-                    is_users = generated is None and not compiled_code.is_lowered(frame)
+                    in_torch = in_torch or compiled
+                    is_told = compiled is not None or generated is not None
+                    is_users = not is_told and not compiled_code.is_lowered(frame)
                     generated = generated or frame
             users = frame if is_users else None
         frame = frame.f_back
+    if users is None and in_torch is not None:
+        return in_torch
     users = users or generated
     if users is None:
         return NOWHERE

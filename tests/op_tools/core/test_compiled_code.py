@@ -121,6 +121,22 @@ def test_a_function_without_a_file_is_named_and_not_a_line_of_ours(device):
     assert module == ""
 
 
+def test_a_compiled_optimizer_is_shown_with_the_users_line(device):
+    """Its own lines are torch's."""
+    weight = torch.ones(4, device=device, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.Adam([weight], foreach=True)
+
+    @torch.compile(backend="aot_eager")
+    def optimize():
+        optimizer.step()
+
+    with Recorder() as recorder:
+        optimize()
+    ((line, _),) = set(places(recorder, "aten._foreach_sqrt.default"))
+    assert line.split(": ")[1] == "optimizer.step()"
+
+
 def test_compiled_autograd_runs_ops_in_the_line_that_called_backward(device):
     compiled = torch.compile(Model().to(device), backend="aot_eager")
 
