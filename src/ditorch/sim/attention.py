@@ -17,8 +17,15 @@ _aten = torch.ops.aten
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 
 
+# the CPU's kernel in older releases takes as many heads of keys as of queries, and does not check
+_TAKES_SHARED_HEADS = any(
+    argument.name == "enable_gqa" for argument in _aten.scaled_dot_product_attention.default._schema.arguments
+)
+
+
 def _flash_fits(query: Tensor, value: Tensor, dropout: float) -> bool:
-    return dropout == 0 and query.dim() == 4 and query.size(-1) == value.size(-1) and 0 not in query.shape
+    is_usual = dropout == 0 and query.dim() == 4 and query.size(-1) == value.size(-1) and 0 not in query.shape
+    return is_usual and (_TAKES_SHARED_HEADS or query.size(1) == value.size(1))
 
 
 def forward(
