@@ -11,7 +11,7 @@ help:
 	@echo "make demo      see it: a training run with one broken kernel, on the accelerator that is here or a simulated one"
 	@echo "make test      lint, then every test but the slow ones"
 	@echo "make test-all  lint, then every test, then test-matrix"
-	@echo "make test-matrix  the redirect's tests with other Pythons and releases of PyTorch, as far as they can be had here"
+	@echo "make test-matrix  the redirect's tests and some of the tools' with other Pythons and releases of PyTorch, as far as they can be had here"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     what the tools cost; speed and op coverage of the simulated accelerator"
 	@echo "make bench-faults  does OpAutoCompare name the guilty op, of reported faults, too, and leave healthy programs alone?"

@@ -1,4 +1,4 @@
-"""Runs the redirect's tests with other Pythons and other releases of PyTorch (make test-matrix).
+"""Runs the redirect's tests and some of the tools' with other Pythons and other releases of PyTorch (make test-matrix).
 
     python tests/matrix.py                 every pair below
     python tests/matrix.py 3.9:2.4.1       one of them
@@ -21,6 +21,9 @@ PAIRS = ("3.9:2.4.1", "3.13:2.15.0")
 TESTS = (
     "tests/ditorch/redirect",
     *(f"tests/ditorch/sim/test_{name}.py" for name in ("collectives", "devices", "graphs", "streams", "training")),
+    "tests/op_tools/autocompare/test_autocompare.py",
+    "tests/op_tools/core/test_source_line.py",
+    "tests/op_tools/replay/test_replay.py",
 )
 PACKAGES = ("pytest", "pytest-timeout", "pytest-xdist", "numpy", "expecttest", "hypothesis", "click", "rich")
 ROOM = 12 * 2**30  # bytes for one environment

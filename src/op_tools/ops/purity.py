@@ -39,6 +39,8 @@ def _is_pure(schema: Any) -> bool:
 
 def _element_type(argument: Any) -> str:
     """Tensor for Tensor?, Tensor[] and Tensor?[]."""
+    if argument.name == "names":  # of dimensions; older releases call them texts
+        return "Dimname"
     kind = getattr(argument, "real_type", argument.type)
     while kind.kind() in ("OptionalType", "ListType"):
         kind = kind.getElementType()
