@@ -12,6 +12,7 @@ from types import BuiltinFunctionType
 from typing import Any, Callable, NamedTuple
 
 _HOMES = re.compile(r"torch\.(?:Tensor|nn\.functional|functional|_C\._nn|_VF)\.|torch\.(?:ops\.)?|(?=aten\.)")
+_HOME_OF_KERNEL = re.compile(r"_?(linalg|special|fft)_(?=\w)")  # aten.linalg_qr, aten._linalg_svd, aten._fft_r2c
 _IN_PLACE_OPERATOR = re.compile(r"__i(?!nvert|nt|ndex|ter)(\w+)__")
 
 
@@ -64,6 +65,9 @@ def normalized(name: str) -> OpName:
     base = name[home.end() :] if home else name
     if base.startswith("aten."):  # aten.add.Tensor: which overload does not matter
         base = base.split(".")[1]
+        home_of_kernel = _HOME_OF_KERNEL.match(base)
+        if home_of_kernel:
+            base = f"{home_of_kernel[1]}.{base[home_of_kernel.end() :]}"
     form = base.rpartition(".")[2] if home else ""
     operator = _IN_PLACE_OPERATOR.fullmatch(base)
     if operator:

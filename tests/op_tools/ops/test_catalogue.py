@@ -17,6 +17,11 @@ def test_every_op_of_op_db_is_described():
     assert sorted(name for name in names if catalogue.of(name) is None) == []
 
 
+@pytest.mark.parametrize(("name", "other"), sorted(catalogue.ALIASES.items()))
+def test_an_op_has_the_same_traits_by_each_of_its_names(name, other):
+    assert catalogue.of(f"torch.{name}") == catalogue.of(f"torch.{other}") is not None
+
+
 @pytest.mark.parametrize(
     ("name", "base"),
     [
@@ -34,6 +39,11 @@ def test_every_op_of_op_db_is_described():
         ("aten.mm", "mm"),
         ("aten.mm.default", "mm"),
         ("torch.ops.aten.mm.default", "mm"),
+        ("aten._linalg_svd.default", "linalg.svd"),
+        ("torch.ops.aten.linalg_inv_ex.default", "linalg.inv_ex"),
+        ("aten.special_entr.default", "special.entr"),
+        ("aten._fft_r2c.default", "fft.r2c"),
+        ("aten.log_special_.default", "log_special"),
         ("my_package.my_op", "my_package.my_op"),
     ],
 )

@@ -11,10 +11,12 @@ import torch
 
 import op_tools
 from ditorch.sim import faults
+from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.reference import tf32
 
 from ....conftest import DEVICE
 from ..kernels import kernel, wrong
+from ..net import compare_call
 
 pytestmark = pytest.mark.skipif(DEVICE != "sim", reason="kernels are replaced on the simulated accelerator")
 
@@ -1058,3 +1060,17 @@ def test_attention_in_16_bits_may_cut_off_its_float32_products_to_tf32(device):
             assert wrong(program) == {"multi_head_attention_forward"}
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def test_other_signs_of_vectors_are_right_by_the_names_of_compiled_code():
+    given = torch.randn(6, 4)
+    u, s, v = torch.linalg.svd(given, full_matrices=False)
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    result = (u * signs, s, v * signs[:, None])
+    function = torch.ops.aten._linalg_svd.default
+    (found,) = compare_call("aten._linalg_svd.default", function, Arguments((given, False), {}), result)
+    assert not found.is_wrong
+    (found,) = compare_call(
+        "aten._linalg_svd.default", function, Arguments((given, False), {}), (u, s, v * signs[:, None])
+    )
+    assert found.is_wrong

@@ -41,6 +41,10 @@ PRODUCTS_INSIDE = {
     "affine_grid in space": lambda x: functional.affine_grid(
         x[:6, :4].reshape(2, 3, 4), [2, 1, 3, 4, 5], align_corners=False
     ),
+    "matrix_power": lambda x: torch.matrix_power(x, 3),
+    "Tensor.matrix_power": lambda x: x.matrix_power(2),
+    "orgqr": lambda x: torch.orgqr(x[:, :5], x[0, :5]),
+    "aten.linalg_inv_ex": lambda x: torch.ops.aten.linalg_inv_ex.default(x + 9 * torch.eye(8, device=x.device))[0],
 }
 
 
