@@ -147,6 +147,19 @@ def _in_order(steps: list[Step]) -> list[Step]:
     return ordered
 
 
+def _roots_written(steps: list[Step]) -> set[str]:
+    """The values that steps write into, also by way of a view."""
+    roots: dict[str, str] = {}
+    found = set()
+    for step in steps:
+        changed = _changed_by(step)
+        base = changed or (_first_argument(step) if _MOVES_ONLY.search(step.text) else step.name)
+        roots[step.name] = roots.get(base, base)
+        if changed:
+            found.add(roots[step.name])
+    return found
+
+
 def _written(steps: list[Step], inputs: list[str]) -> dict[str, str]:
     last: dict[str, str] = {}  # by input: one may be written several times
     for step in steps:
@@ -223,14 +236,19 @@ def _slice(output: str, by_name: dict[str, Step], known: set[str]) -> set[str]:
 
 
 def _compiled(steps: list[Step], reads: list[str], writes: list[str]) -> Callable[..., Any]:
-    """A function of the values that are read; the dtypes and the device that the graph names are arguments."""
+    """A function of the values that are read; the dtypes and the device that the graph names are arguments.
+
+    What it writes into them, it writes into copies: they are shown as they were given.
+    """
+    changed = _roots_written(steps) & set(reads)
+    copies = [ast.parse(f"{name} = {name}.clone()").body[0] for name in sorted(changed)]
     body = [
         ast.Assign([ast.Name(step.name, ast.Store())], _Freed().visit(ast.parse(step.text, mode="eval").body))
         for step in steps
     ]
     returned = ast.Return(ast.Tuple([ast.Name(name, ast.Load()) for name in writes], ast.Load()))
     arguments = ast.arguments([], [ast.arg(name) for name in ("_dtype", "_device", *reads)], None, [], [], None, [])
-    function = ast.FunctionDef("region", arguments, [*body, returned], [])
+    function = ast.FunctionDef("region", arguments, [*copies, *body, returned], [])
     if hasattr(function, "type_params"):
         function.type_params = []
     module = ast.fix_missing_locations(ast.Module([function], []))

@@ -115,6 +115,21 @@ def test_values_that_are_written_into_an_input_are_known():
     assert sorted(written["add"]) == ["permute", "primals_2"]
 
 
+def test_a_region_leaves_what_it_is_given_as_it_is():
+    """A cache that is written in place, here by way of a view."""
+    text = TEXT.replace(
+        "        return (relu,",
+        "        slice_1 = torch.ops.aten.slice.Tensor(primals_2, 0, 0, 4)\n"
+        "        index_put = torch.ops.aten.copy_.default(slice_1, mean)\n"
+        "        exp = torch.ops.aten.exp.default(index_put)\n        return (exp, relu,",
+    )
+    regions = fused_regions.cut(fused_regions.read(text), {}, "forward_0")
+    (written,) = [region for region in regions if region.writes == ["exp"]]
+    given = {"primals_1": torch.ones(4), "primals_2": torch.ones(8), "mean": torch.zeros(4)}
+    assert written(*(given[name] for name in written.reads)).tolist() == [1.0] * 4
+    assert given["primals_2"].tolist() == [1.0] * 8
+
+
 def test_what_a_graph_writes_in_place_is_written_before_it_is_read():
     """The gradient of a mean over pictures: zeros, of which a part is written by way of a view."""
     text = TEXT.replace(
