@@ -58,6 +58,7 @@ class Attention:
         rows = [self._row(start + place, columns, rounding) for place in range(count)]
         wanted, variance = (torch.stack(some_of, -2) for some_of in zip(*((one, two) for one, two in rows)))
         got = projected(result[..., start : start + count, :], columns)
+        wanted = torch.where(wanted.isnan(), got, wanted)  # a row whose mask leaves no key may be anything
         yield Measured.by(
             self._facts.output_name, result, Residual(got, wanted, variance.squeeze(-2), rounding.of_slope(number))
         )

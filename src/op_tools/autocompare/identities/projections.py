@@ -103,7 +103,7 @@ def numbers(residual: Residual) -> Tensor:
     weight = (size * size / variance).sum().clamp(min=1e-300 if got.dtype is torch.float64 else 1e-30)
     slope = (error * size / variance).sum().abs()
     slope = torch.minimum(slope / weight.sqrt() / _SLOPE_SIGMAS, slope / weight / residual.slope)
-    unexpected = (torch.isfinite(residual.wanted) & ~torch.isfinite(residual.got)).sum()
+    unexpected = (torch.isfinite(residual.wanted) != torch.isfinite(residual.got)).sum()
     return torch.stack([squares.max(), mean, slope, unexpected.to(mean.dtype)])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.identities.projections import some
 from op_tools.autocompare.identities.proof import Proof, Sample
-from op_tools.autocompare.identities.slices import MAX_SLICE, Slice, slice_of
+from op_tools.autocompare.identities.slices import MAX_SLICE, Member, Slice, slice_of
 from op_tools.autocompare.observed import ObservedCall, hollow
 from op_tools.core.gradients import Gradients
 from op_tools.ops import catalogue
@@ -26,13 +26,19 @@ from op_tools.values import trees
 
 _MAX_ELEMENTS = 4096
 _BY_ELEMENT = Trait.ELEMENTWISE | Trait.DROPOUT
-# exact ones that work by element, and copies
-_EXACT_BY_ELEMENT = frozenset({
+# others that work by element: exact ones, copies
+_FURTHER_BY_ELEMENT = frozenset({
     "abs", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min",
     "clone", "contiguous", "copysign", "eq", "floor", "ge", "gt", "hardtanh", "isfinite", "isinf", "isnan", "le",
     "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "maximum", "minimum", "ne", "neg",
     "relu", "relu6", "sgn", "sign", "signbit", "threshold", "trunc", "where",
     "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool", "cuda",
+    "arctan2", "clip", "copy", "deg2rad", "digamma", "erfinv", "fix", "float_power", "floor_divide",
+    "fmax", "fmin", "fmod", "frac", "gcd", "hardshrink", "hardsigmoid", "heaviside", "i0", "isclose", "isneginf",
+    "isposinf", "lcm", "ldexp", "lgamma", "log_sigmoid", "logaddexp2", "logit", "nan_to_num", "negative", "nextafter",
+    "rad2deg", "remainder", "round", "sinc", "softshrink", "tanhshrink", "xlogy", "__floordiv__", "__mod__",
+    "bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__", "__and__", "__or__", "__xor__",
+    "greater", "greater_equal", "less", "less_equal", "not_equal",
     "fill", "full_like", "ones_like", "zero", "zeros_like", "_fused_adam", "_fused_adamw", "_fused_sgd",
 })  # fmt: skip
 
@@ -90,15 +96,18 @@ class RowPiece:
         return Arguments(args, {name: self.cut(value, made) for name, value in given.kwargs.items()})
 
 
-def piece_of(name: str, given: Arguments, result: Any = None) -> RowPiece | Slice | None:
+Piece = Union[RowPiece, Slice, Member]
+
+
+def piece_of(name: str, given: Arguments, result: Any = None) -> Piece | None:
     """Of a call by element, or with dimensions apart; None for others. Before it runs there is no result."""
-    return _row_piece_of(name, given, result) or slice_of(name, given, result)
+    return _row_piece_of(name, given, result) or Member.find(name, given) or slice_of(name, given, result)
 
 
 def _row_piece_of(name: str, given: Arguments, result: Any) -> RowPiece | None:
     if isinstance(result, (list, tuple)):
         result = None  # its first one has the shape of what was given
-    if not _is_by_element(name) or not given.tensors:
+    if not _is_by_element(name, given) or not given.tensors:
         return None
     length, number = 0, 0
     first = next((value for value in given.args if isinstance(value, (Tensor, list, tuple))), None)
@@ -131,7 +140,7 @@ def _numbered(given: Arguments, length: int, number: int) -> list[Tensor]:
 class Piecewise:
     """One call whose elements, or slices, have nothing to do with each other. `before`: of one that works in place."""
 
-    def __init__(self, call: ObservedCall, piece: RowPiece | Slice, before: Arguments | None = None) -> None:
+    def __init__(self, call: ObservedCall, piece: Piece, before: Arguments | None = None) -> None:
         self._piece = piece
         made: dict[int, Tensor] = {}
         given = before or piece.arguments(call.given, made)
@@ -180,7 +189,7 @@ class Piecewise:
 class InPlace:
     """A call in pieces that will work in place: what its piece is before."""
 
-    def __init__(self, piece: RowPiece | Slice, live: Arguments) -> None:
+    def __init__(self, piece: Piece, live: Arguments) -> None:
         self._piece = piece
         self._given = piece.arguments(live, {})
 
@@ -256,8 +265,19 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _is_by_element(name: str) -> bool:
-    return catalogue.has(name, _BY_ELEMENT) or normalized(name).base in _EXACT_BY_ELEMENT
+# by element where they do not add up
+_LOSSES = frozenset({
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "kl_div", "l1_loss", "mse_loss",
+    "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
+})  # fmt: skip
+
+
+def _is_by_element(name: str, given: Arguments) -> bool:
+    if normalized(name).base in _LOSSES:
+        return given.kwargs.get("reduction") == "none" or any(
+            value == "none" for value in given.args if isinstance(value, str)
+        )
+    return catalogue.has(name, _BY_ELEMENT) or normalized(name).base in _FURTHER_BY_ELEMENT
 
 
 def _fits(tensor: Tensor, shape: Sequence[int]) -> bool:

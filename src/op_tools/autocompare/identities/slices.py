@@ -113,6 +113,51 @@ class Slice:
         return trees.map_tensors(copy, result)
 
 
+class Member:
+    """One tensor of each list, as a whole, of an op on lists (torch._foreach_norm …); no gradients flow through it."""
+
+    picks_from_lists = True
+
+    def __init__(self, lists: list[Any]) -> None:
+        self._length = len(lists[0])
+        self._number = some(1, self._length)
+        self.is_small = sum(value[self._number].numel() for value in lists) <= MAX_SLICE
+
+    @classmethod
+    def find(cls, name: str, given: Arguments) -> Member | None:
+        lists = [value for value in given.args if isinstance(value, (list, tuple)) and value]
+        if "_foreach_" not in name or not lists or any(len(value) != len(lists[0]) for value in lists):
+            return None
+        lists = [value for value in lists if all(isinstance(one, Tensor) for one in value)]
+        found = cls(lists) if lists else None
+        return found if found is not None and found.is_small else None
+
+    def _picked(self, value: Any) -> Any:
+        is_list = isinstance(value, (list, tuple)) and len(value) == self._length
+        return [value[self._number]] if is_list else value
+
+    def covers(self, tensor: Tensor) -> bool:
+        return False
+
+    def of_result(self, tensor: Tensor) -> Tensor | None:
+        return None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def arguments(self, given: Arguments, made: dict[int, Tensor]) -> Arguments:
+        """Copies; `made` has each by the tensor that it was made from."""
+        return Arguments(tuple(self.results(value, made) for value in given.args), given.kwargs)
+
+    def results(self, result: Any, made: dict[int, Tensor]) -> Any:
+        """Copies, each once."""
+
+        def copy(tensor: Tensor) -> Tensor:
+            return made.setdefault(id(tensor), tensor.detach().clone())
+
+        return trees.map_tensors(copy, self._picked(result))
+
+
 def slice_of(name: str, given: Arguments, result: Any = None) -> Slice | None:
     """None where the dimensions of this call are not known to be apart. Before it runs there is no result."""
     first = given.tensors[0] if given.tensors else None

@@ -66,6 +66,13 @@ CALLS = {
     "cat": (lambda d: torch.cat([numbers(d, 3, 5, 7), numbers(d, 3, 4, 7)], 1), "cat"),
     "roll": (lambda d: numbers(d, 3, 5, 7).roll(2, 1), "roll"),
     "flip": (lambda d: numbers(d, 3, 5, 7).flip(1), "flip"),
+    "norms of a list": (lambda d: torch._foreach_norm([numbers(d, 3, 5).detach()] * 20)[0], "_foreach_norm"),
+    "remainder": (lambda d: numbers(d, 3, 5, 7).detach().remainder(0.3), "remainder"),
+    "huber_loss": (lambda d: F.huber_loss(numbers(d, 3, 5), numbers(d, 3, 5) + 2, reduction="none"), "huber_loss*"),
+    "a masked row": (
+        lambda d: (numbers(d, 3, 5).detach() + torch.tensor([[float("-inf")], [0], [0]]).to(d)).softmax(-1),
+        "_softmax",
+    ),
     "tril": (lambda d: numbers(d, 3, 5, 5).tril(), "tril"),
     "solve": (lambda d: torch.linalg.solve(numbers(d, 3, 4, 4), numbers(d, 3, 4, 2)), "_linalg_solve_ex*"),
     "fft": (lambda d: torch.fft.rfft(numbers(d, 3, 5, 8), dim=1).abs(), "_fft_r2c"),
