@@ -126,7 +126,11 @@ class Member:
     @classmethod
     def find(cls, name: str, given: Arguments) -> Member | None:
         lists = [value for value in given.args if isinstance(value, (list, tuple)) and value]
-        if "_foreach_" not in name or not lists or any(len(value) != len(lists[0]) for value in lists):
+        if (
+            not normalized(name).form.startswith("_foreach_")
+            or not lists
+            or any(len(value) != len(lists[0]) for value in lists)
+        ):
             return None
         lists = [value for value in lists if all(isinstance(one, Tensor) for one in value)]
         found = cls(lists) if lists else None

@@ -113,3 +113,14 @@ def test_the_gradient_of_an_embedding_is_proven_by_columns(compared, device):
 def test_a_piece_of_a_copy_has_no_memory_format(compared, device):
     results = compared(lambda: numbers(device, 2, 3, 4, 5).detach().to(memory_format=torch.channels_last))
     assert list(results.not_looked_at) == []
+
+
+def test_a_flag_over_all_tensors_of_a_list_is_not_told_by_one_of_them(compared, device):
+    def program():
+        gradients = [torch.full((3,), float("inf") if number == 7 else 1.0).to(device) for number in range(20)]
+        found, scale = torch.zeros(1).to(device), torch.ones(1).to(device)
+        for _ in range(6):
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, scale)
+            found.zero_()
+
+    assert list(compared(program)) == []
