@@ -25,7 +25,7 @@ class Screen:
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._task = self._bar.add_task("looking for cases", total=None)
         self._counts: Counter[str] = Counter()
-        self._total = 0
+        self._total, self._rounds = 0, 0
         self._told = time.monotonic()
         self._lock = threading.Lock()
 
@@ -37,8 +37,8 @@ class Screen:
         self._bar.stop()
 
     def plan(self, count: int) -> None:
-        """So many attempts are to come."""
-        self._total, self._counts = count, Counter()
+        """So many attempts are to come; called again for those that failed."""
+        self._total, self._counts, self._rounds = count, Counter(), self._rounds + 1
         self._bar.reset(self._task, total=count)
 
     def advance(self, attempt: Attempt) -> None:
@@ -46,6 +46,7 @@ class Screen:
             self._counts[attempt.status] += 1
             passed, failed = (sum(self._counts[status] for status in of) for of in (PASSING, FAILING))
             words = f"{passed:,} passed, {failed:,} failed, {self._counts[SKIPPED]:,} skipped"
+            words = f"again: {words}" if self._rounds > 1 else words
             self._bar.update(self._task, advance=1, description=words)
             if self._bar.disable and time.monotonic() - self._told > _SECONDS_BETWEEN_LINES:
                 self._told = time.monotonic()

@@ -7,7 +7,7 @@ from typing import Callable
 
 from ditorch_conformance.engines import Engine, Found
 from ditorch_conformance.executor import Shard, not_imported
-from ditorch_conformance.journal import Journal
+from ditorch_conformance.journal import Contents, Journal
 from ditorch_conformance.process import Recipe
 from ditorch_conformance.results import FAILING, IMPORT, Attempt, Case
 from ditorch_conformance.selection import Selection
@@ -34,8 +34,8 @@ def run(
 
     `shard_cases`: how many a worker takes at once, at most.
 
-    Those that failed are run again, in fresh workers and after all others: a case may fail for what its neighbours have
-    left behind, or by chance.
+    Those that failed are run again, in fresh workers, after all others and the other way round: a case may fail by
+    chance, or for what its neighbours have left behind, also those that fail themselves.
     """
     contents = journal.contents
 
@@ -54,18 +54,10 @@ def run(
         engine.discover([(file, recipe) for file, recipe in files if file not in contents.cases], found)
         wanted.check([case for file, _ in files for case in contents.cases.get(file, ())])
         for number in range(tries):
-            left = [
-                (
-                    file,
-                    recipe,
-                    [case for case in contents.cases.get(file, ()) if _is_due(contents.attempts, case, number)],
-                )
-                for file, recipe in files
-            ]
             shards = [
                 Shard(file, recipe, tuple(piece))
-                for file, recipe, cases in left
-                for piece in _pieces(cases, shard_cases, engine.workers)
+                for file, recipe in files
+                for piece in _pieces(_due(contents, file, number), shard_cases, engine.workers)
             ]
             plan(sum(len(shard.cases) for shard in shards))
             engine.run(shards, deliver)
@@ -74,10 +66,15 @@ def run(
         engine.close()
 
 
-def _is_due(attempts: dict[Case, list[Attempt]], case: Case, number: int) -> bool:
-    """Whether the case's attempt with this number, from 0, is still to be made."""
-    made = attempts.get(case, [])
-    return len(made) == number and (number == 0 or (made[-1].status in FAILING and case.name != IMPORT))
+def _due(contents: Contents, file: str, number: int) -> list[Case]:
+    """The cases whose attempt with this number, from 0, is still to be made; every second time the other way round."""
+
+    def is_due(case: Case) -> bool:
+        made = contents.attempts.get(case, [])
+        return len(made) == number and (number == 0 or (made[-1].status in FAILING and case.name != IMPORT))
+
+    due = [case for case in contents.cases.get(file, ()) if is_due(case)]
+    return due[::-1] if number % 2 else due
 
 
 def _pieces(cases: list[Case], largest: int, workers: int) -> list[list[Case]]:

@@ -183,10 +183,29 @@ def test_what_fails_once_and_then_passes_is_flaky_and_resuming_runs_nothing_agai
     assert broken.message == "exit code 1: ModuleNotFoundError: No module named 'there_is_no_such_module'"
     log = (tmp_path / "log").read_text()
     # set up once per class and process; the second attempts are made after all first ones, in a fresh process
-    again = ["class", "test_always_fails", "test_fails_once"]
-    assert log.split() == [*again, "test_passes", *again]
+    failing = ["test_always_fails", "test_fails_once"]
+    assert log.split() == ["class", *failing, "test_passes", "class", *reversed(failing)]
     assert results_of(source, tmp_path / "out", recipes) == found
     assert (tmp_path / "log").read_text() == log
+
+
+def test_what_fails_for_a_neighbour_that_fails_itself_is_flaky(checkout, tmp_path, recipes):
+    source = checkout(
+        test_dirty="""
+        import unittest
+        class TestDirty(unittest.TestCase):
+            is_dirty = False
+            def test_a_leaves_something_behind(self):
+                TestDirty.is_dirty = True
+                self.fail()
+            def test_b_finds_it(self): self.assertFalse(self.is_dirty)
+        """
+    )
+    found = results_of(source, tmp_path / "out", recipes)
+    assert {name: result.status for name, result in found.items()} == {
+        "test_a_leaves_something_behind": "failure",
+        "test_b_finds_it": "flaky",
+    }
 
 
 def test_what_another_process_raised_comes_first(checkout, tmp_path, recipes):
