@@ -23,6 +23,7 @@ from ditorch.errors import SettingError
 
 SCHEMA = "ditorch.profile/1"
 SOURCES = ("measured", "derived")
+_SUMS = frozenset({"float64", "float32", "tf32", "bfloat16", "float16"})  # what they may be kept in
 _FOLDER = Path(__file__).parent / "profiles"
 # Names that convolutions and attention have on devices from outside of PyTorch
 _ALIASES = {
@@ -134,9 +135,20 @@ def _checked(facts: Any) -> dict[str, Any]:
         for key in ("missing", "accumulation", "times"):
             if not isinstance(known.get(key, {}), dict):
                 raise ValueError(f"{key} of {name} must be an object with dtypes as keys")
+        _check_words(known, name)
         for dtype, times in known.get("times", {}).items():
             _check_times(times, f"the times of {name} in {dtype}")
     return facts
+
+
+def _check_words(known: dict[str, Any], name: str) -> None:
+    if not all(isinstance(message, str) for message in known.get("missing", {}).values()):
+        raise ValueError(f"missing of {name} must have what is raised, as text")
+    if not set(map(str, known.get("accumulation", {}).values())) <= _SUMS:
+        raise ValueError(f"accumulation of {name} must be {', '.join(sorted(_SUMS))}")
+    falls_back = known.get("falls_back", [])
+    if not isinstance(falls_back, list) or not all(isinstance(dtype, str) for dtype in falls_back):
+        raise ValueError(f"falls_back of {name} must be a list of dtypes")
 
 
 def _check_times(times: Any, what: str) -> None:

@@ -93,6 +93,12 @@ def test_times_between_the_measured_sizes():
         (json.dumps({**profile_of(), "source": "guessed"}), "a source that is measured or derived"),
         (json.dumps({**profile_of(), "kernels": {"mm": {}}}), "'mm' is no kernel such as aten::mm"),
         (json.dumps(profile_of(mm={"missing": ["float32"]})), "missing of aten::mm must be an object"),
+        (json.dumps(profile_of(mm={"missing": {"float32": 5}})), "missing of aten::mm must have what is raised"),
+        (
+            json.dumps(profile_of(mm={"accumulation": {"float32": "bf16"}})),
+            "accumulation of aten::mm must be bfloat16, fl",
+        ),
+        (json.dumps(profile_of(mm={"falls_back": "float32"})), "falls_back of aten::mm must be a list of dtypes"),
         (json.dumps(profile_of(mm=times((1, -1)))), "the times of aten::mm in float32 must have work"),
     ],
 )
