@@ -8,6 +8,7 @@ run finds all of them; what was noted is written there when the process ends.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 
+from ditorch.errors import FaultError
 from ditorch.sim.chip_profile import ChipProfile
 from ditorch.sim.faults.call import KernelCall
 from ditorch.sim.faults.grammar import Fault
@@ -53,27 +55,52 @@ class Rehearsal:
         self._lock = threading.Lock()
         self._kernels: dict[tuple[str, str], dict[str, Any]] = {}
         self._steps: dict[int, int] = {}
-        kind = Kind(
-            "profile", "behaves as the profile says", "", self._behave, changes_values=False, applies_to=_concerns
-        )
-        self._injection = Injection([Fault(f"the profile of {profile.chip}", "aten.*", kind)], device_type)
+        self._within = threading.local()
+        what = f"the profile of {profile.chip}"
+        kind = Kind("profile", "behaves as it says", "", self._behave, changes_values=False, applies_to=_concerns)
+        self._injections = [Injection([Fault(what, "aten.*", kind)], device_type)]
+        # by itself, so that it is met inside of a kernel that torch makes of others, too: ones_like calls fill_
+        kind = Kind("missing", "is not there", "", self._meet, changes_values=False, applies_to=self._is_missing)
+        with contextlib.suppress(FaultError):  # this torch has none of them
+            self._injections.append(Injection([Fault(what, "aten.*", kind)], device_type))
+        self._hook = register_optimizer_step_post_hook(self._count_step) if folder is not None else None
         if folder is not None:
-            register_optimizer_step_post_hook(self._count_step)
             atexit.register(self._write)
 
     def remove(self) -> None:
-        self._injection.remove()
+        """The accelerator is itself again; nothing is written at the end of the process."""
+        for injection in self._injections:
+            injection.remove()
+        if self._hook is not None:
+            self._hook.remove()
+            atexit.unregister(self._write)
 
     # ---- one call ----------------------------------------------------------------------------------------------------
 
-    def _behave(self, call: KernelCall) -> Any:
+    def _is_missing(self, op: Op, value: Any) -> bool:
+        return _concerns(op, value) and bool(self._profile.facts(op.name()).get("missing"))
+
+    def _meet(self, call: KernelCall) -> Any:
+        """A kernel that is missing in a dtype at least."""
         name, dtypes = call.op.name(), _dtypes(call)
-        dtype = dtypes[0] if dtypes else ""
         missing = self._profile.missing(name, dtypes)
         if missing is not None:
             if self._folder is None:
                 raise _error(missing, self._profile.chip)
-            self._note(name, dtype, missing=missing)
+            is_inside = getattr(self._within, "another", False)  # then that one is what is counted and timed
+            self._note(name, dtypes[0] if dtypes else "", missing=missing, inside=is_inside)
+        return call.run()
+
+    def _behave(self, call: KernelCall) -> Any:
+        self._within.another = True
+        try:
+            return self._measured(call)
+        finally:
+            self._within.another = False
+
+    def _measured(self, call: KernelCall) -> Any:
+        name, dtypes = call.op.name(), _dtypes(call)
+        dtype = dtypes[0] if dtypes else ""
         result, drift = self._computed(call, name, dtype)
         seconds = None
         if not _is_view(call.op):
@@ -109,7 +136,7 @@ class Rehearsal:
                 (name, dtype),
                 {"kernel": name, "dtype": dtype, "calls": 0, "seconds": 0.0, "unknown": 0, "where": where},
             )
-            known["calls"] += what.get("calls", 0)
+            known["calls"] += what.get("calls", 0) + what.get("inside", False)
             if what.get("missing"):
                 known["missing"] = what["missing"]
             if what.get("falls_back"):

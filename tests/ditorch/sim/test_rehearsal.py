@@ -45,6 +45,26 @@ def test_a_kernel_that_the_chip_lacks_raises_what_it_raises_there(device):
     torch.erfinv(x)
 
 
+def test_a_kernel_inside_of_one_that_torch_makes_of_others_is_missing_too(device, tmp_path):
+    """ones_like is an empty tensor that is filled, on whatever chip has no kernel of its own for it."""
+    known = profile_of(fill={"missing": {"*": "no fill"}})
+    x = torch.zeros(3, device=device)
+    rehearsal = Rehearsal(ChipProfile(known), device, None)
+    try:
+        with pytest.raises(RuntimeError, match="no fill"):
+            torch.ones_like(x)
+    finally:
+        rehearsal.remove()
+    rehearsal = Rehearsal(ChipProfile(known), device, tmp_path)
+    try:
+        assert torch.ones_like(x).tolist() == [1, 1, 1]
+        x.fill_(2)
+        told = {name: row["calls"] for (name, _), row in rehearsal._kernels.items() if "missing" in row}
+    finally:
+        rehearsal.remove()
+    assert told == {"aten::fill_.Scalar": 2}
+
+
 def test_sums_are_kept_as_on_the_chip(device):
     a, b = torch.rand(8, 512, device=device), torch.rand(512, 8, device=device)
     with faults.inject("aten.mm: accumulate=bfloat16", device):

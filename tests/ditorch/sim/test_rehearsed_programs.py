@@ -140,7 +140,7 @@ ALWAYS_THERE = (
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "detach_", "alias", "view",
     "_unsafe_view", "_reshape_alias", "as_strided", "t", "transpose", "permute", "expand", "slice", "select",
     "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind", "_to_copy", "copy_", "_local_scalar_dense", "item",
-    "lift_fresh", "set_", "resize_", "record_stream", "is_pinned", "_pin_memory",
+    "lift_fresh", "_has_compatible_shallow_copy_type", "set_", "resize_", "record_stream", "is_pinned", "_pin_memory",
 )  # fmt: skip
 
 
