@@ -39,6 +39,17 @@ def hidden(function: Function) -> Function:
     return function
 
 
+def passed_over(function: Function) -> Function:
+    """Marks a function that only calls another: it is not compiled, and what it calls is or is not, as ever."""
+    if hasattr(_eval_frame, "set_code_exec_strategy"):
+        action = _eval_frame._FrameAction
+        strategy = _eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        _eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    elif hasattr(_eval_frame, "skip_code"):
+        _eval_frame.skip_code(function.__code__)
+    return function
+
+
 def _outside_of_compiled_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """For releases that cannot mark what a function calls: Dynamo is off until it returns."""
     set_eval_frame = _eval_frame.set_eval_frame

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from ditorch_shared.dynamo import hidden, is_tracing
+from ditorch_shared.dynamo import hidden, is_tracing, passed_over
 
-__all__ = ["hidden", "is_tracing", "make_room"]
+__all__ = ["hidden", "is_tracing", "make_room", "passed_over"]
 
 _LIMITS = (("recompile_limit", "cache_size_limit"), ("accumulated_recompile_limit", "accumulated_cache_size_limit"))
 _raised: dict[str, int] = {}  # what we have set

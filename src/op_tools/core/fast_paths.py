@@ -46,6 +46,7 @@ def _with_own_torch(forward: FunctionType, own_torch: ModuleType) -> Callable[..
     copy.__kwdefaults__ = forward.__kwdefaults__
 
     @functools.wraps(forward)
+    @dynamo.passed_over  # Dynamo leaves torch's own layers between two graphs alone
     def chosen(*args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs) if dynamo.is_tracing() else copy(*args, **kwargs)
 

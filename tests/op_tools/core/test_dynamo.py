@@ -84,6 +84,22 @@ def test_an_op_between_two_graphs_is_seen(device):
     assert [call.name for call in tool.calls].count("torch.Tensor.nonzero") == 2
 
 
+def test_torchs_own_layers_between_two_graphs_are_compiled_as_without_a_tool(device):
+    """A mask is looked at, which breaks the graph: the layers run eagerly then."""
+    layer = nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(device)
+    mask = nn.Transformer.generate_square_subsequent_mask(4, device=device)
+    x = torch.randn(2, 4, 16, device=device)
+    before = compiled_so_far()[0]
+    torch.compile(lambda x: encoder(x * 2, mask=mask).sum(), backend="aot_eager")(x).backward()
+    plain = compiled_so_far()[0] - before
+    torch._dynamo.reset()
+    before = compiled_so_far()[0]
+    with op_tools.OpOverflowCheck(verbose=0):
+        torch.compile(lambda x: encoder(x * 2, mask=mask).sum(), backend="aot_eager")(x).backward()
+    assert compiled_so_far()[0] - before == plain
+
+
 def test_own_functions_are_never_compiled(device):
     """Closures of one code, each compiled anew: they must not reach the limit of recompilations in our code."""
     x = torch.randn(16, 16, device=device, requires_grad=True)
