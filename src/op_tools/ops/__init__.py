@@ -1,6 +1,6 @@
 """What is known about ops.
 
-catalogue.py        every fact about an op, by its name
+catalogue.py        every fact about an op, by its name; aliases.py: ops with two names
 names.py            from a function to its name, and a name's forms; lookup.py: from a name to the function
 selection.py        the lists that users give
 silent_writes.py    arguments that an op changes without counting up their versions

@@ -11,6 +11,7 @@ import re
 from functools import lru_cache
 
 from op_tools.ops import distributions
+from op_tools.ops.aliases import ALIASES
 from op_tools.ops.names import normalized
 
 
@@ -88,15 +89,6 @@ _IMPLIED = {
     Trait.RELATIVE: Trait.ELEMENTWISE | Trait.POINTWISE,
     Trait.DROPOUT: Trait.RANDOM,
 }
-
-# One op under two names: the facts of either are those of both.
-ALIASES = {
-    "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan", "arctan2": "atan2",
-    "arctanh": "atanh", "fix": "trunc", "greater": "gt", "greater_equal": "ge", "igamma": "special.gammainc",
-    "igammac": "special.gammaincc", "inverse": "linalg.inv", "less": "lt", "less_equal": "le",
-    "matrix_exp": "linalg.matrix_exp", "matrix_power": "linalg.matrix_power", "not_equal": "ne",
-    "orgqr": "linalg.householder_product", "pinverse": "linalg.pinv", "sigmoid": "special.expit",
-}  # fmt: skip
 
 # Of an op in all its forms: in place, operator, foreach, overload. The names are OpName.base.
 _OF_OPS = {
@@ -398,10 +390,10 @@ def _traits_by_name(entries: dict[Trait, str]) -> dict[str, Trait]:
 
 _BY_BASE = _traits_by_name(_OF_OPS)
 _BY_FORM = _traits_by_name(_OF_FORMS)
-for _name, _other in ALIASES.items():  # autocast knows ops by one of their names
-    _own = ~(Trait.AUTOCAST_LOW | Trait.AUTOCAST_FLOAT32)
-    _both = _BY_BASE.get(_name, Trait(0)) | _BY_BASE.get(_other, Trait(0))
-    _BY_BASE[_name], _BY_BASE[_other] = (_BY_BASE.get(one, Trait(0)) | _both & _own for one in (_name, _other))
+_OF_AUTOCAST = Trait.AUTOCAST_LOW | Trait.AUTOCAST_FLOAT32  # which knows ops by one of their names
+for _pair in ALIASES.items():
+    _shared = (_BY_BASE.get(_pair[0], Trait(0)) | _BY_BASE.get(_pair[1], Trait(0))) & ~_OF_AUTOCAST
+    _BY_BASE.update({_name: _BY_BASE.get(_name, Trait(0)) | _shared for _name in _pair})
 for _form, _traits in _BY_FORM.items():
     if _traits & Trait.EXACT:  # what only moves data does so in all its forms
         _base = normalized(f"torch.{_form}").base
