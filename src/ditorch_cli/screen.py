@@ -107,6 +107,8 @@ def _verdict(tool: str, total: Row) -> str:
     if tool == "OpAutoCompare":
         if total["wrong_calls"]:
             return f"{total['wrong_calls']:,} calls wrong in {calls}, {total['values']:,} values compared"
+        if not total["calls"] and not total.get("all_calls"):
+            return "nothing to compare: no op that was asked for had a tensor on an accelerator"
         said, whole = [f"nothing wrong in {calls}, {total['values']:,} values compared"], total.get("all_calls")
         is_covered = total.get("coverage", "").startswith("coverage: all")  # else it is told as not looked at
         if is_covered:

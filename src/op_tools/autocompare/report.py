@@ -267,7 +267,9 @@ class Summary:
 
     def _said(self) -> Iterator[str]:
         values = f"{self.values:,} values compared"
-        if self._found:
+        if not self.calls and not self._left_out():
+            yield "OpAutoCompare: nothing to compare: no op that was asked for had a tensor on an accelerator"
+        elif self._found:
             yield f"OpAutoCompare: {self.calls:,} calls, {values}, {self.wrong_calls:,} calls wrong"
         else:
             yield f"OpAutoCompare: nothing wrong in {_counted(self.calls)}, {values}"

@@ -22,14 +22,21 @@ def test_a_healthy_run_ends_with_one_line_that_says_so(device, capsys):
     with op_tools.OpAutoCompare() as tool:
         (x @ x).sum().backward()
         for _ in range(2):
-            torch.nn.functional.gumbel_softmax(shares)
+            shares.random_()
     *_, last, saved = capsys.readouterr().out.splitlines()
     assert last == (
         "OpAutoCompare: nothing wrong in 6 calls, 7 values compared; 66.6 % of all calls were compared; "
-        "not compared: torch.nn.functional.gumbel_softmax (2 calls, 33.3 %): random"
+        "not compared: torch.Tensor.random_ (2 calls, 33.3 %): random"
     )
     assert saved.endswith(".csv saved")
     assert tool.summary.text() == last
+
+
+def test_a_run_on_the_cpu_alone_says_that_there_was_nothing_to_compare(capsys):
+    with op_tools.OpAutoCompare():
+        torch.ones(3) * 2
+    (last,) = capsys.readouterr().out.splitlines()
+    assert last == "OpAutoCompare: nothing to compare: no op that was asked for had a tensor on an accelerator"
 
 
 def test_the_summary_names_gradients_for_which_there_was_no_memory(device):
