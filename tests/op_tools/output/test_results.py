@@ -56,12 +56,12 @@ def test_autocompare_tells_what_is_wrong_and_where_its_tensors_are(device):
 
 def test_autocompare_tells_what_it_did_not_compare(device):
     with op_tools.OpAutoCompare(verbose=0) as tool:
-        torch.normal(torch.zeros(3, device=device), torch.ones(3, device=device))
-        torch.ones(3, device=device) + 1
+        torch.zeros(3, device=device).random_()
+        torch.ones(3, device=device) + torch.ones(3, device=device)
     assert tool.results.calls == 5
     [left_out] = tool.results.not_looked_at
-    assert left_out == {"what": "torch.normal", "calls": 1, "reason": "random", "share": 0.2}
-    assert "torch.normal, 1 calls (20 %): random" in tool.results._repr_html_()
+    assert left_out == {"what": "torch.Tensor.random_", "calls": 1, "reason": "random", "share": 0.2}
+    assert "torch.Tensor.random_, 1 calls (20 %): random" in tool.results._repr_html_()
 
 
 def test_what_has_no_number_of_calls_has_no_share(device):
