@@ -7,10 +7,9 @@ Ops and gradients without a known identity are listed at the end as not compared
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from op_tools.autocompare.judging.limits import PROOF_LIMITS, GivenTolerance
 from op_tools.autocompare.judging.verdict import RIGHT, Row
 from op_tools.autocompare.observed import ObservedCall, copied, hollow_like
 from op_tools.autocompare.prefilter.deferred import CallWindow, DeferredCall, DeferredCalls
+from op_tools.autocompare.reference import graph_thread
 from op_tools.autocompare.report import Outcome
 from op_tools.autocompare.strategy import (
     CallInProgress,
@@ -49,7 +49,6 @@ from op_tools.values.tensors import tensors_in
 _MAX_CALLS = 64  # in a window
 _UNKNOWN = "no identity is known"
 _UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
-Found = TypeVar("Found")
 
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
     Product.of, Piecewise.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of, PickedRows.of,
@@ -145,7 +144,7 @@ class Proofs(DeferredCalls[_ProofWindow]):
             failure = Comparison(failure="the device's memory did not suffice")
             outcomes: list[Outcome | None] = [Outcome(failure) for _ in window.records]
         else:
-            outcomes = in_own_thread(lambda: self._outcomes(window.records, found))
+            outcomes = graph_thread.run_there(lambda: self._outcomes(window.records, found))
         for record, outcome in zip(window.records, outcomes):
             outcome = record.in_full() if outcome is None else outcome
             outcome.is_second = self._only_wrong
@@ -181,28 +180,6 @@ class Proofs(DeferredCalls[_ProofWindow]):
         if sample.gradients is None:
             return self._examiner.forward(call, sample.call)
         return self._examiner.backward(call, sample.call, sample.gradients)
-
-
-def in_own_thread(work: Callable[[], Found]) -> Found:
-    """Autograd goes by the order in which a thread has made its graphs: those of the CPU must not count in any.
-
-    Nor may a backward pass inside of another one take over what that still has to do, in another order.
-    """
-    found: list[Found] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:  # noqa: BLE001  it is raised in the caller's thread
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="OpAutoCompare proof", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]
 
 
 def _count(gradients: Gradients) -> int:

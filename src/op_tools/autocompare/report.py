@@ -32,6 +32,7 @@ CSV = (
 _GRADIENTS = "gradients"  # of calls for which there was no memory
 _MAX_ROWS = 30
 _MAX_NOT_COMPARED = 12  # ops, with a reason for each
+_MAX_WRONG_LATELY = 10_000  # values that are remembered, so that none counts twice
 _COLUMNS = ("op", "what", "where", "module", "forward_id", "step", "reason", "severity", "calls", "capture")
 
 
@@ -173,6 +174,7 @@ class Summary:
         self._found: dict[tuple[str, str, str], WrongPlace] = {}
         self._not_compared: dict[tuple[str, str], int] = {}  # calls, by op and reason
         self._without_dropout: dict[str, int] = {}  # calls, by op
+        self._wrong_lately: dict[tuple[int, str], None] = {}  # calls and their values: a proof may doubt one again
         self.calls = 0
         self.wrong_calls = 0
         self.values = 0
@@ -182,7 +184,7 @@ class Summary:
         self.coverage_of_proofs = ""  # where some of the calls are proven, too
 
     def add(self, call: OpCall, comparison: Comparison, saved: Sequence[str] = (), is_second: bool = False) -> int:
-        """Takes a comparison in; returns how many calls at this place are wrong, with this one."""
+        """Takes a comparison in; returns how many calls at this place are wrong, with this one; 0 if it is known."""
         with self._lock:
             self.calls += not is_second
             reason = comparison.failure or comparison.skipped
@@ -213,6 +215,11 @@ class Summary:
             if known is not None:
                 found.calls, found.capture = known.calls, known.capture
             known = self._found[call.name, what, where] = found
+        if (call.id, what) in self._wrong_lately:
+            return 0
+        if len(self._wrong_lately) >= _MAX_WRONG_LATELY:
+            del self._wrong_lately[next(iter(self._wrong_lately))]
+        self._wrong_lately[call.id, what] = None
         known.calls += 1
         if saved and not known.capture:
             known.capture = os.path.dirname(os.path.dirname(saved[0]))

@@ -27,7 +27,7 @@ from op_tools.autocompare.judging.limits import DEVICE_ALONE_SLACK, Tolerances
 from op_tools.autocompare.on_device import OnDevice
 from op_tools.autocompare.on_host import OnHost
 from op_tools.autocompare.prefilter import first_look
-from op_tools.autocompare.reference import runs, shield
+from op_tools.autocompare.reference import graph_thread, runs, shield
 from op_tools.autocompare.strategy import CallInProgress, Pending, Strategy, wants_gradients
 from op_tools.autocompare.turns import Turns, UntilCovered
 from op_tools.autocompare.without_dropout import SecondRun
@@ -124,6 +124,7 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
         self._checkpointed = CheckpointedCalls()
         self._waits_for_end = False  # of a backward pass
         self._strategy = self._chosen_strategy(reference, count, limit)
+        graph_thread.begin()
         if self._fail:
             atexit.register(self._fail_at_exit)
 
@@ -153,8 +154,11 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
 
     def stopped(self) -> None:
         atexit.unregister(self._fail_at_exit)
-        with failure.tolerated():
-            self._strategy.close()
+        try:
+            with failure.tolerated():
+                self._strategy.close()
+        finally:
+            graph_thread.end()
         self.summary.coverage = "" if self._turns is None else self._turns.text()
         self.summary.gradients_left_out = self._strategy.gradients_left_out
         self.summary.coverage_of_proofs = self._strategy.coverage_of_proofs()

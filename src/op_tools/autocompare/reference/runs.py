@@ -21,7 +21,7 @@ from op_tools.autocompare.judging import limits
 from op_tools.autocompare.judging.limits import Precision
 from op_tools.autocompare.judging.measures import dense, same_bits
 from op_tools.autocompare.observed import CannotCompare, InputGradients, ObservedCall, Part
-from op_tools.autocompare.reference import shield, stand_ins
+from op_tools.autocompare.reference import graph_thread, shield, stand_ins
 from op_tools.autocompare.reference.ways import (
     ROUNDED_ONCE,
     SINGLE,
@@ -200,7 +200,8 @@ class Reference:
             if self.same is not None and self.grad_outputs is not None and not self.ways.on_device:
                 with contextlib.suppress(Exception):  # not every formula can be differentiated
                     again = run(self.observed.function, self.observed.given, self.same.way, True, self.observed.changed)
-                    self._others.append((again, again.gradients(self.grad_outputs, create_graph=True)))
+                    with_graph = functools.partial(again.gradients, self.grad_outputs, create_graph=True)
+                    self._others.append((again, graph_thread.run_there(with_graph)))
             for function, way in self._other_ways if self.ways.chosen is not None else ():
                 with contextlib.suppress(Exception):  # the CPU may lack a kernel for it: one way less to be right
                     self._others.append(self.run_by(way, function))
@@ -343,6 +344,11 @@ class Rerun:
 
 def run(function: Function, given: Arguments, way: Way, graph: bool = False, changes_inputs: bool = False) -> Rerun:
     """Runs a call again. `graph`: for gradients, too. `changes_inputs`: it works in place on some of its arguments."""
+    work = functools.partial(_run, function, given, way, graph, changes_inputs)
+    return graph_thread.run_there(work, () if way.device == "cpu" else given.tensors) if graph else work()
+
+
+def _run(function: Function, given: Arguments, way: Way, graph: bool, changes_inputs: bool) -> Rerun:
     needs_shield = _needs_shield(way.autocast, graph)
     kept = given.plain_numbers() if way.keeps_numbers else frozenset()
     leaves: list[Tensor | None]
