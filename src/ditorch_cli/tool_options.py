@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ class Option:
     variable: str | None = None  # what its value is put into
     tool: str | None = None  # its name in OP_TOOLS
     metavar: str | None = None  # it needs a value
-    choices: tuple[str, ...] = ()  # it may have one of these, after `=`; the first is the default
+    choices: tuple[str, ...] = ()  # it may have one of these, after `=`
+
+    @property
+    def default(self) -> str:
+        """Of its choices: what its variable says, else the first."""
+        said = os.environ.get(self.variable or "", "")
+        if said and said not in self.choices:
+            one_of = ", ".join(self.choices)
+            raise click.UsageError(f"{self.variable}={said} cannot be used with {self.name}: it is one of {one_of}.")
+        return said or self.choices[0]
 
     @property
     def parameter(self) -> str:
@@ -228,13 +238,13 @@ class ToolCommand(click.Command):
 
 def _with_defaults(arguments: list[str]) -> list[str]:
     """`--autocompare train.py` is `--autocompare=cpu train.py`: a value that may be left out stands after `=`."""
-    defaults = {option.name: option.choices[0] for option in OPTIONS if option.choices}
+    optional = {option.name: option for option in OPTIONS if option.choices}
     take_next = {option.name for option in OPTIONS if option.metavar}
     found = list(arguments)
     position = 0
     while position < len(found) and found[position].startswith("-") and found[position] != "--":
         name = found[position]
-        if name in defaults:
-            found[position] = f"{name}={defaults[name]}"
+        if name in optional:
+            found[position] = f"{name}={optional[name].default}"
         position += 2 if name in take_next else 1
     return found

@@ -296,6 +296,19 @@ def test_bad_options_are_one_message(ditorch_command, program, arguments, messag
     assert "Traceback" not in run.stderr
 
 
+def test_an_option_without_a_value_takes_that_of_its_variable(ditorch_command, program, monkeypatch, tmp_path):
+    program()
+    monkeypatch.setenv("OP_AUTOCOMPARE_REFERENCE", "identities")
+    run = ditorch_command("run", "--autocompare", "--out", "run", "train.py")
+    assert run.returncode == 0, run.stderr
+    variables = json.loads((tmp_path / "run" / "manifest.json").read_text())["variables"]
+    assert variables["OP_AUTOCOMPARE_REFERENCE"] == "identities"
+    monkeypatch.setenv("OP_AUTOCOMPARE_REFERENCE", "gpu")
+    run = ditorch_command("run", "--autocompare", "train.py")
+    assert run.returncode == 2
+    assert "OP_AUTOCOMPARE_REFERENCE=gpu cannot be used with --autocompare: it is one of cpu, device" in run.stderr
+
+
 def test_every_option_stands_for_variables():
     values = {
         "autocompare": "device",
