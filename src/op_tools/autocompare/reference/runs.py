@@ -207,8 +207,10 @@ class Reference:
                     self._others.append(self.run_by(way, function))
         for again, gradients in self._others:
             value = part.of(again, gradients)
-            if isinstance(value, Tensor) and (part.role == "gradient" or not _is_coarser(value.dtype, dtype)):
-                yield dense(value)
+            if isinstance(value, Tensor):
+                is_coarser = value.dtype in limits.IN_16_BITS and dtype is torch.float32
+                if part.role == "gradient" or not is_coarser:
+                    yield dense(value)
 
     @functools.cached_property
     def changed(self) -> set[int]:
@@ -280,10 +282,6 @@ def _is_exact(call: ObservedCall, ways: Ways) -> bool:
         return ways.is_exact and not any(tensor.is_complex() for tensor in call.given.tensors)
     # an embedding that does not renormalize its rows copies them
     return ways.is_exact or (not ways.on_device and not call.changed and base == "embedding")
-
-
-def _is_coarser(one: torch.dtype, other: torch.dtype) -> bool:
-    return one in limits.IN_16_BITS and other is torch.float32
 
 
 def _one_line(error: BaseException) -> str:
