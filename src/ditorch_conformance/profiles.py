@@ -136,7 +136,16 @@ _ACLNN = {
     "LogSoftmax": "_log_softmax", "Adds": "add", "Subs": "sub", "Muls": "mul", "Divs": "div",
     "DropoutDoMask": "native_dropout", "LayerNorm": "native_layer_norm", "GroupNorm": "native_group_norm",
     "BatchNorm": "native_batch_norm", "RemainderTensorTensor": "remainder", "AdaptiveAvgPool2d": "_adaptive_avg_pool2d",
+    "Im2colBackward": "col2im", "IsFinite": "isfinite", "Lerps": "lerp.Scalar", "LogAddExp": "logaddexp",
+    "LogAddExp2": "logaddexp2", "MaxDim": "max.dim", "MinDim": "min.dim", "NanMedian": "nanmedian",
+    "NanMedianDim": "nanmedian.dim", "NLLLoss": "nll_loss_forward", "PowTensorTensor": "pow.Tensor_Tensor",
+    "PowTensorScalar": "pow.Tensor_Scalar", "RemainderTensorScalar": "remainder.Scalar", "ReduceNansum": "nansum",
+    "RepeatInterleaveInt": "repeat_interleave", "RepeatInterleaveIntWithDim": "repeat_interleave",
+    "SearchSorted": "searchsorted", "SearchSorteds": "searchsorted", "SoftmaxBackward": "_softmax_backward_data",
+    "SWhere": "where", "Unique2": "_unique2",
 }  # fmt: skip
+_NO_KERNELS_OF_TORCH = {"L1LossBackward", "One"}  # what they do, torch does with several
+_CPU_KERNELS = {"isin_default": "isin", "logcumsumexp_out": "_logcumsumexp"}
 _ENDINGS = ("_tensor", "_scalar", "_scalar_self", "_scalar_tensor")
 
 
@@ -150,10 +159,11 @@ def _derived(results: Iterable[Result]) -> Facts:
             continue
         text = " ".join(result.message.split())
         ascend, on_cpu = _ASCEND.search(text), _ON_CPU.search(text)
-        if ascend:
+        if ascend and ascend[1].removeprefix("Inplace") not in _NO_KERNELS_OF_TORCH:
             has.setdefault(ascend[1], set()).update(_WORDS.get(word, "") for word in ascend[2].split(","))
         if on_cpu:
-            _listed(found.setdefault(f"aten::{on_cpu[1]}", {}), "falls_back", "*")
+            kernel = _CPU_KERNELS.get(on_cpu[1], on_cpu[1])
+            _listed(found.setdefault(f"aten::{kernel}", {}), "falls_back", "*")
         for kernel, dtype, message in _said(text):
             found.setdefault(kernel, {}).setdefault("missing", {}).setdefault(dtype, message[:_MAX_MESSAGE])
     # an op may have several lists, one for each argument: a dtype is missing that none of them names
@@ -167,7 +177,7 @@ def _derived(results: Iterable[Result]) -> Facts:
         )
     works = _seen_to_work(on_device)
     for kernel, facts in found.items():
-        name = kernel.partition("::")[2].strip("_")
+        name = kernel.partition("::")[2].partition(".")[0].strip("_")
         facts["missing"] = {one: text for one, text in facts.get("missing", {}).items() if (name, one) not in works}
     return {
         kernel: {key: value for key, value in facts.items() if value}

@@ -22,6 +22,7 @@ import contextlib
 import functools
 import os
 import re
+import sys
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +37,7 @@ from ditorch.settings import REHEARSAL, SIM_16BIT, SIM_DEVICES, SIM_MEMORY, SIM_
 __all__ = ["start", "started_as"]
 
 _started_as: str | None = None
+_MAX_UNKNOWN = 5  # kernels of a profile that are named
 _rehearsed: str = ""  # the chip that it behaves like
 
 
@@ -81,6 +83,13 @@ def _behave_like(profile_name: str, name: str) -> None:
     from ditorch.sim.rehearsal import Rehearsal
 
     profile = ChipProfile.read(profile_name)
+    unknown = profile.unknown()
+    if unknown:
+        more = f" and {len(unknown) - _MAX_UNKNOWN} more" if len(unknown) > _MAX_UNKNOWN else ""
+        named = ", ".join(unknown[:_MAX_UNKNOWN])
+        print(
+            f"ditorch: the profile {profile_name} names kernels that this torch lacks: {named}{more}", file=sys.stderr
+        )
     Rehearsal(profile, name, REHEARSAL.get())  # the dispatcher holds it
     _rehearsed = f"{profile.chip}, by a profile that was {profile.source}"
 

@@ -19,6 +19,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ditorch.errors import SettingError
 
 SCHEMA = "ditorch.profile/1"
@@ -71,6 +73,12 @@ class ChipProfile:
             for key, value in self._kernels.get(name, {}).items():
                 found[key] = {**found.get(key, {}), **value} if isinstance(value, dict) else value
         return found
+
+    def unknown(self) -> list[str]:
+        """Kernels that it names and this torch does not have: a slip, or another release's."""
+        kernels = set(getattr(torch._C, "_dispatch_get_all_op_names", lambda: self._kernels)())
+        kernels |= {kernel.partition(".")[0] for kernel in kernels}
+        return sorted(kernel for kernel in self._kernels if kernel not in kernels)
 
     def missing(self, kernel: str, dtypes: list[str]) -> str | None:
         """What is raised there for arguments of these dtypes; None where the kernel is there."""

@@ -147,6 +147,11 @@ def test_profiles_that_come_along_can_be_read_and_say_where_they_are_from():
     assert ChipProfile.read("cambricon").falls_back("aten::hypot", ["float32"])
 
 
+@pytest.mark.parametrize("name", ["ascend910", "cambricon", "h200"])
+def test_profiles_that_come_along_name_kernels_as_torch_does(name):
+    assert ChipProfile.read(name).unknown() == []
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 # as `ditorch rehearse` is started: this process imports no torch before
@@ -167,9 +172,11 @@ def test_rehearse_says_what_is_missing_where_and_how_long_a_step_takes(tmp_path,
     program, profile = tmp_path / "train.py", tmp_path / "chip.json"
     program.write_text(PROGRAM)
     known = {"erfinv": {"missing": {"*": "NotImplementedError: no erfinv"}}, "add": times((1, 1e-6), (1e9, 1e-6))}
-    profile.write_text(json.dumps(profile_of(**known, sinh={"missing": {"*": "no sinh"}})))
+    misspelt = {"log_add_exp": {"missing": {"*": "no logaddexp"}}}
+    profile.write_text(json.dumps(profile_of(**known, sinh={"missing": {"*": "no sinh"}}, **misspelt)))
     done = ditorch_command("rehearse", "--profile", profile, "--json", program, python=LIGHT)
     assert done.returncode == 1, done.stderr
+    assert "chip.json names kernels that this torch lacks: aten::log_add_exp\n" in done.stderr
     assert "trained" in done.stderr  # it ran to its end; its output is no part of the JSON
     found = json.loads(done.stdout)
     (missing,) = found["missing"]
