@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import Any, Callable, TypeVar
 
+import torch
 from torch import Tensor
 
 from op_tools.device import queues
@@ -41,7 +42,7 @@ _tools = 0  # that compare a program while it runs; without one there is nothing
 
 
 def run_there(work: Callable[[], Found], tensors: Iterable[Tensor] = ()) -> Found:
-    """Waits for what `work` returns, or raises. It runs on the current stream of the tensors' device."""
+    """Waits for what `work` returns, or raises. It runs on the tensors' device, on the stream that is current here."""
     if not _tools or threading.current_thread() is _thread:
         return work()
     device = next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
@@ -50,6 +51,8 @@ def run_there(work: Callable[[], Found], tensors: Iterable[Tensor] = ()) -> Foun
 
     def task() -> None:
         try:
+            if device is not None:
+                _choose(device)
             with stream():
                 found = work()
             answer.put((found, None))
@@ -63,6 +66,13 @@ def run_there(work: Callable[[], Found], tensors: Iterable[Tensor] = ()) -> Foun
         raise error
     result: Found = found
     return result
+
+
+def _choose(device: torch.device) -> None:
+    """A thread begins on the first device, where another rank may be at work."""
+    set_device = getattr(getattr(torch, device.type, None), "set_device", None)
+    if set_device is not None and device.index is not None:
+        set_device(device.index)
 
 
 def _running() -> _Thread:

@@ -66,6 +66,26 @@ def test_work_inside_of_work_runs_in_the_same_thread(begun):
     assert thread.name == "OpAutoCompare graphs"
 
 
+def test_it_works_on_the_device_and_the_stream_of_the_tensors(run_python):
+    run_python(
+        """
+        import torch
+        from ditorch import sim
+        sim.start()
+        from op_tools.autocompare.reference import graph_thread
+        graph_thread.begin()
+        x = torch.ones(2, device="sim:1")
+        here = lambda: (torch.sim.current_device(), torch.sim.current_stream(1))
+        with torch.sim.stream(torch.sim.Stream(1)):
+            assert graph_thread.run_there(here, [x]) == (1, torch.sim.current_stream(1))
+            assert torch.sim.current_stream(1) != torch.sim.default_stream(1)
+        graph_thread.end()
+        """,
+        DITORCH_DISABLE_MOCK="1",
+        DITORCH_SIM_DEVICES="2",
+    )
+
+
 def test_without_a_tool_there_is_no_other_thread():
     assert graph_thread.run_there(threading.current_thread) is threading.current_thread()
 
