@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import torch
-from benchmarks.compiled.program import Chosen, Programs, Step, state_of
+from benchmarks.compiled.program import Chosen, Programs, Step, state_of, training_step
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -79,13 +79,7 @@ def disabled(chosen: Chosen) -> Step:
         hidden = noted(model.first(x).relu())
         return functional.cross_entropy(model.second(hidden), y)
 
-    def step() -> list[Tensor]:
-        model.zero_grad()
-        loss = loss_of(*batch(chosen))
-        loss.backward()
-        return state_of(loss, model)
-
-    return step
+    return training_step(model, lambda: loss_of(*batch(chosen)))
 
 
 @PROGRAMS("compiled in compiled")
@@ -97,13 +91,7 @@ def nested(chosen: Chosen) -> Step:
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(inner(x) * 2, y)
 
-    def step() -> list[Tensor]:
-        model.zero_grad()
-        loss = loss_of(*batch(chosen))
-        loss.backward()
-        return state_of(loss, model)
-
-    return step
+    return training_step(model, lambda: loss_of(*batch(chosen)))
 
 
 @PROGRAMS("in a thread, with a DataLoader")
@@ -191,13 +179,7 @@ def own_operator(chosen: Chosen) -> Step:
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(model.second(smooth(model.first(x), 1.5)), y)
 
-    def step() -> list[Tensor]:
-        model.zero_grad()
-        loss = loss_of(*batch(chosen))
-        loss.backward()
-        return state_of(loss, model)
-
-    return step
+    return training_step(model, lambda: loss_of(*batch(chosen)))
 
 
 @PROGRAMS("control flow of higher order")

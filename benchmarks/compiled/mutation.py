@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from benchmarks.compiled.program import Chosen, Programs, Step, state_of
+from benchmarks.compiled.program import Chosen, Programs, Step, state_of, training_step
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -126,13 +126,7 @@ def own_function(chosen: Chosen) -> Step:
         hidden = Clipped.apply(torch.tanh(model[0](x)), 0.125)
         return model[1](hidden).square().mean()
 
-    def step() -> list[Tensor]:
-        model.zero_grad()
-        loss = loss_of(chosen.to(torch.randn(5, WIDTH)))
-        loss.backward()
-        return state_of(loss, model)
-
-    return step
+    return training_step(model, lambda: loss_of(chosen.to(torch.randn(5, WIDTH))))
 
 
 @PROGRAMS("random numbers inside", has_modules=False)
@@ -203,13 +197,7 @@ def parametrized(chosen: Chosen) -> Step:
     model = chosen.to(Spectral())
     compiled = chosen.compile(model)
 
-    def step() -> list[Tensor]:
-        model.zero_grad()
-        loss = compiled(chosen.to(torch.randn(5, WIDTH)))
-        loss.backward()
-        return state_of(loss, model)
-
-    return step
+    return training_step(model, lambda: compiled(chosen.to(torch.randn(5, WIDTH))))
 
 
 @PROGRAMS("integers, indices and choices", has_modules=False)

@@ -51,3 +51,15 @@ def state_of(loss: Tensor, module: nn.Module | Sequence[Tensor]) -> list[Tensor]
     """A loss, and the gradients that it has left."""
     parameters = module.parameters() if isinstance(module, nn.Module) else module
     return [loss.detach().clone(), *(one.grad.detach().clone() for one in parameters if one.grad is not None)]
+
+
+def training_step(model: nn.Module, loss_of: Callable[[], Tensor]) -> Step:
+    """The usual one: gradients of a loss."""
+
+    def step() -> list[Tensor]:
+        model.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        return state_of(loss, model)
+
+    return step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from benchmarks.compiled.program import Chosen, Programs, Step, state_of
+from benchmarks.compiled.program import Chosen, Programs, Step, state_of, training_step
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -91,13 +91,7 @@ def each_block(chosen: Chosen) -> Step:
         block.compile(backend=chosen.backend, fullgraph=True)
     x, y = batch(chosen)
 
-    def step() -> list[Tensor]:
-        model.zero_grad()
-        loss = functional.cross_entropy(model(x), y)
-        loss.backward()
-        return state_of(loss, model)
-
-    return step
+    return training_step(model, lambda: functional.cross_entropy(model(x), y))
 
 
 @PROGRAMS("decorated functions", has_modules=False)
@@ -178,13 +172,7 @@ def graph_breaks(chosen: Chosen) -> Step:
     model = chosen.to(Breaking())
     compiled = chosen.compile(model)
 
-    def step() -> list[Tensor]:
-        model.zero_grad()
-        loss = compiled(batch(chosen)[0])
-        loss.backward()
-        return state_of(loss, model)
-
-    return step
+    return training_step(model, lambda: compiled(batch(chosen)[0]))
 
 
 @PROGRAMS("autocast inside")
@@ -197,13 +185,7 @@ def autocast_inside(chosen: Chosen) -> Step:
             logits = model(x)
         return functional.cross_entropy(logits.float(), y)
 
-    def step() -> list[Tensor]:
-        model.zero_grad()
-        loss = loss_of(*batch(chosen))
-        loss.backward()
-        return state_of(loss, model)
-
-    return step
+    return training_step(model, lambda: loss_of(*batch(chosen)))
 
 
 @PROGRAMS("autocast outside, GradScaler")
@@ -238,13 +220,7 @@ def checkpointing_inside(chosen: Chosen) -> Step:
             x = checkpoint(block, x, use_reentrant=False)
         return functional.cross_entropy(model.head(x), y)
 
-    def step() -> list[Tensor]:
-        model.zero_grad()
-        loss = loss_of(*batch(chosen))
-        loss.backward()
-        return state_of(loss, model)
-
-    return step
+    return training_step(model, lambda: loss_of(*batch(chosen)))
 
 
 @PROGRAMS("checkpointing of compiled blocks")

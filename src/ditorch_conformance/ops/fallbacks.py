@@ -1,7 +1,7 @@
 """Which kernels go to the CPU: by the dispatcher's table, or inside themselves, as the profiler sees it.
 
 A kernel that copies its data to the host and something back has computed there. What it copies without the dispatcher
-(a vendor's own memcpy) nobody outside of it can see.
+(a vendor's own memcpy) is invisible from outside.
 """
 
 from __future__ import annotations

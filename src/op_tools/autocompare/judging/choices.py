@@ -114,18 +114,14 @@ def _is_cut_off_nearby(base: str, call: ObservedCall, got: Tensor) -> bool:
     given: dict[str, Any] = {**dict(zip(_OF_SPACE, args)), **call.given.kwargs}
     start, end = (float(int(given[name])) for name in ("start", "end"))
     steps, size = int(given["steps"]), max(abs(start), abs(end), 1.0)
-    exact, slack = (
-        torch.linspace(start, end, steps, dtype=torch.float64),
-        torch.tensor(_ROUNDINGS * _HALF_A_UNIT * size),
-    )
+    exact = torch.linspace(start, end, steps, dtype=torch.float64)
+    slack = torch.tensor(_ROUNDINGS * _HALF_A_UNIT * size)
     if size < _EXACT_SIZE and (_EXACT_PARTS * (end - start) / max(steps - 1, 1)).is_integer():
         slack = torch.zeros(())
     if base == "logspace":
         number = float(given.get("base", 10.0))
-        exact, rounding = (
-            number**exact,
-            torch.clamp(slack * abs(math.log(abs(number) or 1.0)), min=_ROUNDINGS * _HALF_A_UNIT),
-        )
+        rounding = torch.clamp(slack * abs(math.log(abs(number) or 1.0)), min=_ROUNDINGS * _HALF_A_UNIT)
+        exact = number**exact
         slack = exact.abs() * rounding
     info, numbers = torch.iinfo(got.dtype), got.cpu().double()
     fits = (exact - slack > info.min - 1.0) & (exact + slack < info.max + 1.0)
