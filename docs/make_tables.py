@@ -160,7 +160,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "options": options_table,
     "programs": lambda: f"{programs.counts()}\n\n{table(programs.HEAD, programs.rows())}",
     "reported": lambda: table(
-        ("family", "kinds: tuned + held out + fresh + latest + recent + sixth", "reports"), reported_faults.families()
+        ("family", "kinds: tuned + held out + fresh + latest + recent + sixth + seventh", "reports"),
+        reported_faults.families(),
     ),
     "run_options": run_options_table,
     "schemas": schemas_table,

@@ -24,6 +24,9 @@ from benchmarks.reported import (
     recent,
     recent_moves,
     reductions,
+    seventh,
+    seventh_moves,
+    seventh_values,
     sixth,
     sixth_moves,
     sixth_values,
@@ -34,5 +37,6 @@ from benchmarks.reported.fault import REPORTED, ReportedFault, Work
 __all__ = [
     "REPORTED", "ReportedFault", "Work", "attention", "blocks", "convolutions", "copies", "indexing", "later",
     "latest", "layouts", "legal", "linear_algebra", "losses", "norms", "optimizers", "pointwise", "random_numbers",
-    "recent", "recent_moves", "reductions", "sixth", "sixth_moves", "sixth_values", "special_values",
+    "recent", "recent_moves", "reductions", "seventh", "seventh_moves", "seventh_values", "sixth", "sixth_moves",
+    "sixth_values", "special_values",
 ]  # fmt: skip
