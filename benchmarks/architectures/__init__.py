@@ -4,7 +4,8 @@ Limits of the verdict are set on the half `tuned` alone; `held-out` tells what t
 one of those to mend a limit. `fresh` is a third set, of classes of ops and of ways to program that the other two
 lack, `fourth` another one, of models of today, `fifth` one with a state, curves and likelihoods, and optimizers of
 its own, `sixth` one that works in chunks, solves and samples, `seventh` one of rare ops, hand-written autograd
-and composed optimizers, `eighth` one of geometry, parses, own operators, old names and optimizers of few bits;
+and composed optimizers, `eighth` one of geometry, parses, own operators, old names and optimizers of few bits,
+`ninth` one of what people fine-tune and train today, as they write it;
 docs/accuracy-figures.md has the first figures of each, and what caused their alarms is mended since.
 """
 
@@ -14,6 +15,7 @@ from benchmarks.architectures import (
     accumulation,
     chunks,
     curves,
+    decoders,
     exact,
     generative,
     habits,
@@ -21,22 +23,29 @@ from benchmarks.architectures import (
     language,
     layers,
     losses,
+    matchers,
     mechanics,
     memories,
     mixing,
     movements,
     numerics,
     objectives,
+    painters,
+    pieces,
     readers,
     recipes,
     rewriting,
+    sciences,
     signals,
     solvers,
     structured,
     surfaces,
     synthesis,
+    tables,
     tasks,
+    tuning,
     vision,
+    voices,
     worlds,
 )
 from benchmarks.architectures.program import Program
@@ -69,6 +78,14 @@ ALL: tuple[Program, ...] = (
     *surfaces.PROGRAMS,
     *worlds.PROGRAMS,
     *habits.PROGRAMS,
+    *tuning.PROGRAMS,
+    *decoders.PROGRAMS,
+    *pieces.PROGRAMS,
+    *painters.PROGRAMS,
+    *matchers.PROGRAMS,
+    *sciences.PROGRAMS,
+    *voices.PROGRAMS,
+    *tables.PROGRAMS,
 )
 TUNED = tuple(program for program in ALL if program.half == "tuned")
 HELD_OUT = tuple(program for program in ALL if program.half == "held-out")

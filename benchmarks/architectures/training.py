@@ -8,7 +8,7 @@ from typing import Callable
 
 import torch
 from benchmarks import architectures
-from benchmarks.architectures import schedules, stepping
+from benchmarks.architectures import schedules, stepping, updates
 from benchmarks.architectures.program import Program
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -116,7 +116,12 @@ VARIANTS = (
 
 def optimizer_of(program: Program, variant: Variant) -> str:
     """Each program meets another one in each of its forms."""
-    of_sets = {"fifth": FURTHER_OPTIMIZERS, "seventh": stepping.OPTIMIZERS, "eighth": schedules.OPTIMIZERS}
+    of_sets = {
+        "fifth": FURTHER_OPTIMIZERS,
+        "seventh": stepping.OPTIMIZERS,
+        "eighth": schedules.OPTIMIZERS,
+        "ninth": updates.OPTIMIZERS,
+    }
     optimizers = of_sets.get(program.half, OPTIMIZERS)
     names = [name for name in optimizers if not (variant.scales and name in NEED_CLOSURE)]
     return names[(architectures.ALL.index(program) + VARIANTS.index(variant)) % len(names)]
@@ -130,7 +135,7 @@ def train(program: Program, variant: Variant, device: str) -> list[Tensor]:
     if variant.parameters is not None:
         model.to(variant.parameters)
         data = [part.to(variant.parameters) if part.is_floating_point() else part for part in data]
-    makers = {**OPTIMIZERS, **FURTHER_OPTIMIZERS, **stepping.OPTIMIZERS, **schedules.OPTIMIZERS}
+    makers = {**OPTIMIZERS, **FURTHER_OPTIMIZERS, **stepping.OPTIMIZERS, **schedules.OPTIMIZERS, **updates.OPTIMIZERS}
     optimizer = makers[optimizer_of(program, variant)](list(model.parameters()))
     scaler = torch.amp.GradScaler(device, init_scale=1024.0) if variant.scales else None
     losses: list[Tensor] = []
