@@ -28,7 +28,7 @@ from op_tools.core.plan import OTHERWISE, Plan
 from op_tools.core.route import through_tools
 from op_tools.core.watcher import AnyWatcher
 from op_tools.ops import names
-from op_tools.ops.catalogue import NO_OPS
+from op_tools.ops.no_ops import NO_OPS
 from op_tools.output import messages, tables
 from op_tools.values import tensors
 

@@ -1,7 +1,8 @@
-"""The catalogue of ops: everything that is known about an op by its name, one entry per fact.
+"""The catalogue of ops: what an op is like, by its name, one entry per fact.
 
-To add a fact about an op, put its name into the right entry; for a new kind of fact, add a Trait and an entry. An op
-that no entry of _OF_OPS holds is taken for one that sums up: the most lenient of the ordinary ones.
+To add a fact about an op, put its name into the right entry; for a new kind of fact, add a Trait and an entry. Facts
+of more than yes or no have tables of their own: dimensions.py, distributions.py, silent_writes.py. An op that no entry
+of _OF_OPS holds is taken for one that sums up: the most lenient of the ordinary ones.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import enum
 import re
 from functools import lru_cache
 
-from op_tools.ops import distributions
 from op_tools.ops.aliases import ALIASES
 from op_tools.ops.names import normalized
 
@@ -264,95 +264,11 @@ _OF_FORMS = {
         __rpow__""",
 }
 
-# No ops at all: they compute nothing on the accelerator, or are the frame around what does.
-_TENSOR_NO_OPS = _words(
-    """_clear_non_serializable_cached_data _is_view _reduce_ex_internal _typed_storage backward data_ptr dense_dim
-    dim dim_order element_size get_device has_names is_complex is_conj is_contiguous is_distributed is_floating_point
-    is_inference is_neg is_pinned is_shared is_signed module_load ndimension nelement numel pin_memory record_stream
-    register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad set_ share_memory_ size sparse_dim
-    storage storage_offset storage_type stride type untyped_storage __array__ __cuda_array_interface__ __deepcopy__
-    __dir__ __dlpack__ __dlpack_device__ __format__ __hash__ __len__ __reduce__ __reduce_ex__ __repr__ __setstate__
-    __torch_dispatch__"""
-)
-_TORCH_NO_OPS = _words(
-    """_has_compatible_shallow_copy_type autograd.backward autograd.grad broadcast_shapes can_cast device
-    get_default_device get_default_dtype get_device is_complex is_conj is_distributed is_floating_point is_inference
-    is_neg is_nonzero is_same_size is_signed is_storage is_tensor is_vulkan_available numel promote_types result_type
-    set_default_device typename"""
-)
-# These methods and functions; property reads, `torch.Tensor.grad.__set__`; profiler marks; what torch keeps to itself;
-# the autograd.Function around a compiled graph, whose ops are seen.
-NO_OPS = re.compile(
-    rf"torch\.Tensor\.({'|'.join(_TENSOR_NO_OPS)})|torch\.({'|'.join(map(re.escape, _TORCH_NO_OPS))})"
-    r"|.*\.__(get|set|delete)__|profiler\..*|torch\._C\.(?!_nn|_linalg|_fft|_special).*"
-    r"|torch\._functorch\..*CompiledFunction(Backward)?\.apply"
-)
-
 # They may bring a tensor from the CPU to the accelerator. All others leave CPU tensors on the CPU.
 _TO_DEVICE = _words("to cuda copy_ type_as new_tensor new_ones new_zeros new_full new_empty")
 
-# They write into these arguments without counting that up, and no schema says so; all but the last only where the
-# argument at position 5 (training, or the momentum) is set. By full name, or by OpName.form.
-SILENT_WRITES: dict[str, tuple[tuple[int, str], ...]] = {
-    **dict.fromkeys(
-        _words(
-            """batch_norm native_batch_norm _native_batch_norm_legit _batch_norm_impl_index cudnn_batch_norm
-            miopen_batch_norm batch_norm_gather_stats batch_norm_gather_stats_with_counts"""
-        ),
-        ((3, "running_mean"), (4, "running_var")),
-    ),
-    "torch.nn.functional.batch_norm": ((1, "running_mean"), (2, "running_var")),
-    "batch_norm_update_stats": ((1, "running_mean"), (2, "running_var")),
-}
-
-# The dimensions of its first tensor that an op works along: what it does at one index of the others has nothing to do
-# with other indices. So many of the last ones; or those that an argument says (its place, its name, what is usual).
-_ALONG_LAST = {
-    1: "adaptive_avg_pool1d adaptive_max_pool1d avg_pool1d lp_pool1d max_pool1d max_unpool1d",
-    2: """adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d cholesky cholesky_inverse cholesky_solve conv_transpose1d
-        det fold inverse linalg.cholesky linalg.cholesky_ex linalg.det linalg.eigh linalg.eigvalsh linalg.inv
-        linalg.inv_ex linalg.matrix_exp linalg.pinv linalg.qr linalg.slogdet linalg.solve linalg.solve_triangular
-        linalg.svd linalg.svdvals logdet lp_pool2d matrix_exp max_pool2d max_unpool2d qr slogdet svd
-        triangular_solve tril triu""",
-    3: """adaptive_avg_pool3d adaptive_max_pool3d avg_pool3d conv_transpose2d lp_pool3d max_pool3d max_unpool3d
-        pixel_shuffle pixel_unshuffle unfold""",
-    4: "conv_transpose3d",
-}
-_ALONG: dict[tuple[int, str, int | None], str] = {
-    (1, "dim", None): """all amax amin aminmax any argmax argmin count_nonzero cummax cummin cumprod cumsum gather
-        index_add index_copy index_fill index_reduce index_select logcumsumexp logsumexp max min nanmean nansum prod
-        scatter scatter_add scatter_reduce softmin std std_mean var var_mean""",
-    (1, "dim", -1): "argsort glu median mode nanmedian sort",
-    (1, "dim", 0): "cat concat concatenate",
-    (1, "dims", None): "flip",
-    (2, "dim", None): "linalg.norm linalg.vector_norm norm repeat_interleave take_along_dim",
-    (2, "dim", -1): "diff fft.fft fft.hfft fft.ifft fft.ihfft fft.irfft fft.rfft kthvalue topk",
-    (2, "dim", 1): "cosine_similarity normalize",
-    (2, "dims", None): "roll",
-}
-WORKS_ALONG_LAST = {name: count for count, names in _ALONG_LAST.items() for name in names.split()}
-WORKS_ALONG = {name: where for where, names in _ALONG.items() for name in names.split()}
-
 # Losses that take one of two cases by a label, 1 or -1: its number among their tensors.
 LABELS = {"hinge_embedding_loss": 1, "cosine_embedding_loss": 2}
-
-# What the numbers are like that a random op draws. The names are OpName.base.
-DISTRIBUTIONS: dict[str, distributions.Describe] = {
-    "rand": distributions.standard_uniform,
-    "rand_like": distributions.standard_uniform,
-    "randn": distributions.standard_normal,
-    "randn_like": distributions.standard_normal,
-    "uniform": distributions.uniform,
-    "nn.init.uniform": distributions.uniform,
-    "normal": distributions.normal,
-    "nn.init.normal": distributions.normal,
-    "bernoulli": distributions.bernoulli,
-    "exponential": distributions.exponential,
-    "geometric": distributions.geometric,
-    "randint": distributions.randint,
-    "randint_like": distributions.randint,
-    "random": distributions.random_integers,
-}
 
 
 @lru_cache(maxsize=100_000)

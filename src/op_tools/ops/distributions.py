@@ -78,3 +78,22 @@ def random_integers(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
     if not 1 <= len(given) <= 2 or given[-1] is None:
         raise TypeError("random_ has no end")
     return randint(given, {})
+
+
+# By OpName.base.
+DISTRIBUTIONS: dict[str, Describe] = {
+    "rand": standard_uniform,
+    "rand_like": standard_uniform,
+    "randn": standard_normal,
+    "randn_like": standard_normal,
+    "uniform": uniform,
+    "nn.init.uniform": uniform,
+    "normal": normal,
+    "nn.init.normal": normal,
+    "bernoulli": bernoulli,
+    "exponential": exponential,
+    "geometric": geometric,
+    "randint": randint,
+    "randint_like": randint,
+    "random": random_integers,
+}

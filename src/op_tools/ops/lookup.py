@@ -13,8 +13,8 @@ import torch
 from torch.overrides import get_overridable_functions, resolve_name
 
 from op_tools.errors import UnknownOpError
-from op_tools.ops.catalogue import NO_OPS
 from op_tools.ops.names import normalized
+from op_tools.ops.no_ops import NO_OPS
 from op_tools.ops.purity import is_pure, overloads
 
 

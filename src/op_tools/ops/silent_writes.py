@@ -7,10 +7,22 @@ from typing import Any
 
 import torch
 
-from op_tools.ops.catalogue import SILENT_WRITES
 from op_tools.ops.names import normalized
 
 REGISTERED = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+# They write into these arguments without counting that up, and no schema says so; all but the last only where the
+# argument at position 5 (training, or the momentum) is set. By full name, or by OpName.form.
+SILENT_WRITES: dict[str, tuple[tuple[int, str], ...]] = {
+    **dict.fromkeys(
+        (
+            "batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_impl_index", "cudnn_batch_norm",
+            "miopen_batch_norm", "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts",
+        ),
+        ((3, "running_mean"), (4, "running_var")),
+    ),
+    "torch.nn.functional.batch_norm": ((1, "running_mean"), (2, "running_var")),
+    "batch_norm_update_stats": ((1, "running_mean"), (2, "running_var")),
+}  # fmt: skip
 _BY_NAME_ONLY = 1_000_000  # the position of an argument that cannot be given by position
 
 

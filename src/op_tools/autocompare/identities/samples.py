@@ -1,12 +1,8 @@
-"""Ops whose elements have nothing to do with each other, and ops that move data: a part of a call, run on the CPU.
-
-A part is a piece of one row: a view, which takes no kernel. It is another one at each call, and more often than not the
-first or the last, where kernels that work in blocks go wrong. The ordinary verdict judges it.
-"""
+"""A part of a call, run on the CPU: a slice (slices.py), some members of lists (lists.py), rows picked from a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Union
 
@@ -14,9 +10,10 @@ import torch
 from torch import Tensor
 
 from op_tools.autocompare.arguments import Arguments
+from op_tools.autocompare.identities.lists import Members
 from op_tools.autocompare.identities.projections import some
 from op_tools.autocompare.identities.proof import Proof, Sample
-from op_tools.autocompare.identities.slices import MAX_SLICE, Member, Slice, slice_of
+from op_tools.autocompare.identities.slices import MAX_SLICE, Slice, slice_of
 from op_tools.autocompare.observed import ObservedCall, hollow
 from op_tools.core.gradients import Gradients
 from op_tools.ops import catalogue
@@ -25,116 +22,13 @@ from op_tools.ops.names import normalized
 from op_tools.values import trees
 
 _MAX_ELEMENTS = 4096
-_BY_ELEMENT = Trait.ELEMENTWISE | Trait.DROPOUT
-# others that work by element: exact ones, copies
-_FURTHER_BY_ELEMENT = frozenset({
-    "abs", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clamp", "clamp_max", "clamp_min",
-    "clone", "contiguous", "copysign", "eq", "floor", "ge", "gt", "hardtanh", "isfinite", "isinf", "isnan", "le",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "maximum", "minimum", "ne", "neg",
-    "relu", "relu6", "sgn", "sign", "signbit", "threshold", "trunc", "where",
-    "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool", "cuda",
-    "arctan2", "clip", "copy", "deg2rad", "digamma", "erfinv", "fix", "float_power", "floor_divide",
-    "fmax", "fmin", "fmod", "frac", "gcd", "hardshrink", "hardsigmoid", "heaviside", "i0", "isclose", "isneginf",
-    "isposinf", "lcm", "ldexp", "lgamma", "log_sigmoid", "logaddexp2", "logit", "nan_to_num", "negative", "nextafter",
-    "rad2deg", "remainder", "round", "sinc", "softshrink", "tanhshrink", "xlogy", "__floordiv__", "__mod__",
-    "bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__", "__and__", "__or__", "__xor__",
-    "greater", "greater_equal", "less", "less_equal", "not_equal",
-    "fill", "full_like", "ones_like", "zero", "zeros_like", "_fused_adam", "_fused_adamw", "_fused_sgd",
-})  # fmt: skip
 
-
-class RowPiece:
-    """A piece of one row of a shape, or of any tensor that is broadcast to it; of one tensor of each list."""
-
-    def __init__(self, shape: torch.Size, length: int = 0) -> None:
-        self.picks_from_lists = length > 0
-        self._shape = shape
-        self._lead = tuple(some(1, size) for size in shape[:-1])
-        row = shape[-1] if shape else 1
-        self._count = min(row, _MAX_ELEMENTS)
-        self._start = some(self._count, row)
-        self._length = length  # of the lists; 0 where there are none
-
-    def at(self, number: int) -> RowPiece:
-        """The same, of this tensor of each list."""
-        self._number = number
-        return self
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """A view."""
-        if not self._shape or tensor.dim() == 0:
-            return tensor.detach()
-        whole = tensor.detach().expand(self._shape)[self._lead]
-        return whole[self._start : self._start + self._count]
-
-    of_result = of
-
-    def covers(self, tensor: Tensor) -> bool:
-        """Whether it takes a part of this tensor, and repeats nothing."""
-        return tensor.shape == self._shape
-
-    def cut(self, value: Any, made: dict[int, Tensor]) -> Any:
-        """An argument: `made` has a copy of the piece of each tensor, so that one that comes twice is one here, too."""
-        if isinstance(value, Tensor):
-            if id(value) not in made:
-                asks = value.requires_grad and self.covers(value) and value.is_floating_point()
-                made[id(value)] = self.of(value).clone().requires_grad_(asks)
-            return made[id(value)]
-        if isinstance(value, (list, tuple)) and self._length and len(value) == self._length:
-            return [self.cut(value[self._number], made)]
-        # a piece has one dimension
-        return torch.contiguous_format if isinstance(value, torch.memory_format) else value
-
-    def results(self, result: Any, made: dict[int, Tensor]) -> Any:
-        """What a call returns; of several results, such as dropout's and its mask, each."""
-        if isinstance(result, (list, tuple)) and not self._length:
-            return tuple(self.cut(one, made) for one in result)
-        return self.cut(result, made)
-
-    def arguments(self, given: Arguments, made: dict[int, Tensor]) -> Arguments:
-        args = tuple(self.cut(value, made) for value in given.args)
-        return Arguments(args, {name: self.cut(value, made) for name, value in given.kwargs.items()})
-
-
-Piece = Union[RowPiece, Slice, Member]
+Piece = Union[Slice, Members]
 
 
 def piece_of(name: str, given: Arguments, result: Any = None) -> Piece | None:
     """Of a call by element, or with dimensions apart; None for others. Before it runs there is no result."""
-    return _row_piece_of(name, given, result) or Member.find(name, given) or slice_of(name, given, result)
-
-
-def _row_piece_of(name: str, given: Arguments, result: Any) -> RowPiece | None:
-    if isinstance(result, (list, tuple)):
-        result = None  # its first one has the shape of what was given
-    if not _is_by_element(name, given) or not given.tensors:
-        return None
-    length, number = 0, 0
-    first = next((value for value in given.args if isinstance(value, (Tensor, list, tuple))), None)
-    if isinstance(first, (list, tuple)):
-        length = len(first)
-        number = some(1, length)
-        if not length or not isinstance(first[number], Tensor):
-            return None
-        shape, parts = first[number].shape, _numbered(given, length, number)
-    elif not given.are_flat:
-        return None
-    else:
-        shape = given.tensors[0].shape if result is None else result.shape
-        parts = given.tensors
-    if 0 in shape or not all(_fits(tensor, shape) for tensor in parts):
-        return None
-    return RowPiece(shape, length).at(number)
-
-
-def _numbered(given: Arguments, length: int, number: int) -> list[Tensor]:
-    """The tensors that go into one place of the lists."""
-    found = []
-    for value in (*given.args, *given.kwargs.values()):
-        one = value[number] if isinstance(value, (list, tuple)) and len(value) == length else value
-        if isinstance(one, Tensor):
-            found.append(one)
-    return found
+    return slice_of(name, given, result) or Members.find(name, given)
 
 
 class Piecewise:
@@ -166,21 +60,16 @@ class Piecewise:
         yield Sample(self._call)
 
     def backward(self, gradients: Gradients) -> Iterator[Proof]:
-        if self._piece.picks_from_lists or not all(one is None or self._fits(one) for one in gradients.outputs):
+        arrived = [None if one is None else self._piece.of_result(one) for one in gradients.outputs]
+        if any((one is None) != (part is None) for one, part in zip(gradients.outputs, arrived)):
             return
         flowed = [
             None if one is None or not is_covered else self._piece.of(one).clone()
             for one, is_covered in zip(gradients.inputs, self._covered)
         ]
         if any(one is not None for one in flowed):
-            arrived = [None if one is None else self._piece.of_result(one) for one in gradients.outputs]
             arrived = [None if one is None else one.clone() for one in arrived]
             yield Sample(self._call.for_backward(), Gradients(flowed, arrived))
-
-    def _fits(self, arrived: Tensor) -> bool:
-        if isinstance(self._piece, RowPiece):
-            return self._piece.covers(arrived)
-        return self._piece.of_result(arrived) is not None
 
     def tensors(self) -> list[Tensor]:
         return []  # it has copies
@@ -263,29 +152,6 @@ class PickedRows:
 def _is_table(value: Any) -> bool:
     """torch.nn.functional.embedding has the numbers of the rows first, aten the table."""
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-# by element where they do not add up
-_LOSSES = frozenset({
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "kl_div", "l1_loss", "mse_loss",
-    "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
-})  # fmt: skip
-
-
-def _is_by_element(name: str, given: Arguments) -> bool:
-    if normalized(name).base in _LOSSES:
-        return given.kwargs.get("reduction") == "none" or any(
-            value == "none" for value in given.args if isinstance(value, str)
-        )
-    return catalogue.has(name, _BY_ELEMENT) or normalized(name).base in _FURTHER_BY_ELEMENT
-
-
-def _fits(tensor: Tensor, shape: Sequence[int]) -> bool:
-    """Whether it has this shape, or is broadcast to it."""
-    if tensor.layout is not torch.strided or tensor.dim() > len(shape):
-        return False
-    pairs = zip(reversed(tensor.shape), reversed(shape))
-    return all(own in (1, whole) for own, whole in pairs)
 
 
 def host_copy(sample: Sample, copies: Iterator[Tensor]) -> Sample:

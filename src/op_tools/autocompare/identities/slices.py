@@ -1,12 +1,13 @@
-"""A slice of a call: what it does at some indices of dimensions that it does not work along.
+"""A slice of a call: what it does at some indices of dimensions that it does not work along (ops/dimensions.py).
 
-Windows, scans, sorts, reductions along a dimension, moved data, small matrices in a batch, channels of a batch norm:
-the CPU computes a few images, rows or channels, other ones at each call, and the ordinary verdict judges them.
+By element, windows, scans, sorts, reductions along a dimension, moved data, small matrices in a batch, channels of a
+batch norm: the CPU computes a few elements, images, rows or channels, other ones at each call, more often than not the
+first or the last, where kernels that work in blocks go wrong. The ordinary verdict judges them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +15,15 @@ from torch import Tensor
 
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.identities.projections import some
-from op_tools.ops import catalogue
+from op_tools.ops import catalogue, dimensions
+from op_tools.ops.catalogue import Trait
 from op_tools.ops.distributions import argument
 from op_tools.ops.names import normalized
 from op_tools.values import trees
 
 _USUAL_ELEMENTS = 4096
 MAX_SLICE = 2**17  # of all tensors of a slice, for a long row or a large image
+_BY_ELEMENT = Trait.ELEMENTWISE | Trait.DROPOUT
 
 
 class _Axes(NamedTuple):
@@ -29,15 +32,17 @@ class _Axes(NamedTuple):
     worked: frozenset[int]  # the dimensions that it works along
     tied: int | None = None  # the dimension that arguments with only one belong to: the channels of a norm
     shares_matrices: bool = False  # others of its tensors are there as a whole at each index
+    broadcasts: bool = False  # others of its tensors may have one index for all
+    new: int | None = None  # the dimension that the result has more
 
 
 class Slice:
-    """Some indices of the dimensions that a call does not work along."""
+    """Some indices of the dimensions that a call does not work along: views, which need no kernel."""
 
     picks_from_lists = False
 
-    def __init__(self, shape: torch.Size, axes: _Axes) -> None:
-        self._shape, self._axes = shape, axes
+    def __init__(self, shape: Sequence[int], axes: _Axes) -> None:
+        self._shape, self._axes = tuple(shape), axes
         room = _USUAL_ELEMENTS
         for dimension in axes.worked:
             room //= max(1, shape[dimension])
@@ -47,19 +52,34 @@ class Slice:
             room //= count
             self._ranges[dimension] = some(count, shape[dimension]), count
 
-    def suits(self, given: Arguments) -> bool:
+    def suits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether each tensor of the call is cut, or belongs to each slice as a whole."""
-        if not self._ranges or not all(map(self._is_cut_or_shared, given.tensors)):
+        has_parts = bool(self._ranges) or self._axes.broadcasts
+        if not has_parts or not all(map(self._is_cut_or_shared, tensors)):
             return False
-        return sum(self.of(tensor).numel() for tensor in given.tensors) <= MAX_SLICE
+        return sum(self.of(tensor).numel() for tensor in tensors) <= MAX_SLICE
 
     def _is_cut_or_shared(self, tensor: Tensor) -> bool:
         if tensor.layout is not torch.strided:
             return False
-        return self.covers(tensor) or tensor.dim() <= 1 or self._axes.shares_matrices
+        if self._axes.broadcasts:
+            return self._fits(tensor)
+        return self._is_cut(tensor) or tensor.dim() <= 1 or self._axes.shares_matrices
+
+    def _fits(self, tensor: Tensor) -> bool:
+        """Whether it has this shape, or is broadcast to it."""
+        pairs = zip(reversed(tensor.shape), reversed(self._shape))
+        return tensor.dim() <= len(self._shape) and all(own in (1, whole) for own, whole in pairs)
 
     def covers(self, tensor: Tensor) -> bool:
-        """Whether this tensor is cut."""
+        """Whether the gradient of what is taken of this tensor depends on the slice alone."""
+        if self._axes.broadcasts:
+            missing = len(self._shape) - tensor.dim()
+            sizes = (1,) * missing + tuple(tensor.shape)
+            return all(sizes[one] > 1 or count == self._shape[one] for one, (_, count) in self._ranges.items())
+        return self._is_cut(tensor)
+
+    def _is_cut(self, tensor: Tensor) -> bool:
         if self._is_tied(tensor):
             return True
         if tensor.dim() != len(self._shape):
@@ -75,24 +95,32 @@ class Slice:
         whole = tensor.detach()
         if self._is_tied(tensor) and self._axes.tied is not None:
             return whole.narrow(0, *self._ranges[self._axes.tied])
-        if self.covers(tensor):
+        if self._axes.broadcasts or self._is_cut(tensor):
+            missing = len(self._shape) - tensor.dim()
             for dimension, (start, count) in self._ranges.items():
-                whole = whole.narrow(dimension, start, count)
+                place = dimension - missing
+                if place >= 0 and tensor.shape[place] == self._shape[dimension]:
+                    whole = whole.narrow(place, start, count)
         return whole
 
     def of_result(self, tensor: Tensor) -> Tensor | None:
         """Of a result, or of what arrived for it; None where it does not have these dimensions."""
         whole = tensor.detach()
         for dimension, (start, count) in self._ranges.items():
-            gone = 0 if tensor.dim() == len(self._shape) else sum(one < dimension for one in self._axes.worked)
-            place = dimension - gone
+            place = self._place_in_result(tensor, dimension)
             if place >= tensor.dim() or tensor.shape[place] != self._shape[dimension]:
                 return None
             whole = whole.narrow(place, start, count)
         return whole
 
+    def _place_in_result(self, tensor: Tensor, dimension: int) -> int:
+        if self._axes.new is not None:
+            return dimension + (dimension >= self._axes.new)
+        gone = 0 if tensor.dim() == len(self._shape) else sum(one < dimension for one in self._axes.worked)
+        return dimension - gone
+
     def arguments(self, given: Arguments, made: dict[int, Tensor]) -> Arguments:
-        """Copies; `made` has each by the tensor that it was cut from."""
+        """Copies; `made` has each by the tensor that it was cut from, so that one that comes twice is one here, too."""
 
         def copy(tensor: Tensor) -> Tensor:
             asks = tensor.requires_grad and self.covers(tensor) and tensor.is_floating_point()
@@ -113,83 +141,67 @@ class Slice:
         return trees.map_tensors(copy, result)
 
 
-class Member:
-    """One tensor of each list, as a whole, of an op on lists (torch._foreach_norm …); no gradients flow through it."""
-
-    picks_from_lists = True
-
-    def __init__(self, lists: list[Any]) -> None:
-        self._length = len(lists[0])
-        self._number = some(1, self._length)
-        self.is_small = sum(value[self._number].numel() for value in lists) <= MAX_SLICE
-
-    @classmethod
-    def find(cls, name: str, given: Arguments) -> Member | None:
-        lists = [value for value in given.args if isinstance(value, (list, tuple)) and value]
-        if (
-            not normalized(name).form.startswith("_foreach_")
-            or not lists
-            or any(len(value) != len(lists[0]) for value in lists)
-        ):
-            return None
-        lists = [value for value in lists if all(isinstance(one, Tensor) for one in value)]
-        found = cls(lists) if lists else None
-        return found if found is not None and found.is_small else None
-
-    def _picked(self, value: Any) -> Any:
-        is_list = isinstance(value, (list, tuple)) and len(value) == self._length
-        return [value[self._number]] if is_list else value
-
-    def covers(self, tensor: Tensor) -> bool:
-        return False
-
-    def of_result(self, tensor: Tensor) -> Tensor | None:
-        return None
-
-    def of(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def arguments(self, given: Arguments, made: dict[int, Tensor]) -> Arguments:
-        """Copies; `made` has each by the tensor that it was made from."""
-        return Arguments(tuple(self.results(value, made) for value in given.args), given.kwargs)
-
-    def results(self, result: Any, made: dict[int, Tensor]) -> Any:
-        """Copies, each once."""
-
-        def copy(tensor: Tensor) -> Tensor:
-            return made.setdefault(id(tensor), tensor.detach().clone())
-
-        return trees.map_tensors(copy, self._picked(result))
-
-
 def slice_of(name: str, given: Arguments, result: Any = None) -> Slice | None:
     """None where the dimensions of this call are not known to be apart. Before it runs there is no result."""
     first = given.tensors[0] if given.tensors else None
-    if first is None or not first.numel() or any(isinstance(value, dict) for value in given.args):
+    if first is None or any(isinstance(value, dict) for value in given.args):
         return None
-    axes = _axes_of(name, given, first)
-    if axes is None:
-        return None
-    found = Slice(first.shape, axes)
     own = {id(tensor) for tensor in given.tensors}
     results = [tensor for tensor in trees.tensors(result) if id(tensor) not in own]
-    is_whole = found.suits(given) and all(found.of_result(tensor) is not None for tensor in results)
+    if is_by_element(name, given):
+        shape, axes = results[0].shape if results else first.shape, _Axes(frozenset(), broadcasts=True)
+    else:
+        known = _axes_of(name, given, first)
+        if known is None:
+            return None
+        shape, axes = first.shape, known
+    if 0 in shape:
+        return None
+    found = Slice(shape, axes)
+    is_whole = found.suits(given.tensors) and all(found.of_result(tensor) is not None for tensor in results)
     return found if is_whole else None
 
 
+def slice_by_element(shape: Sequence[int], tensors: Sequence[Tensor]) -> Slice | None:
+    """Of tensors of this shape, or such that are broadcast to it."""
+    found = Slice(shape, _Axes(frozenset(), broadcasts=True))
+    return found if found.suits(tensors) else None
+
+
+def is_by_element(name: str, given: Arguments) -> bool:
+    """Whether an element of the result depends on one element of each tensor."""
+    base = normalized(name).base
+    if base in dimensions.LOSSES_ALONG_NONE:
+        return given.kwargs.get("reduction") == "none" or any(
+            value == "none" for value in given.args if isinstance(value, str)
+        )
+    return catalogue.has(name, _BY_ELEMENT) or base in dimensions.ALONG_NONE
+
+
 def _axes_of(name: str, given: Arguments, first: Tensor) -> _Axes | None:
-    args, kwargs, base, count = given.args, given.kwargs, normalized(name).base, first.dim()
-    last = _last_of(base, given, count)
+    base, count = normalized(name).base, first.dim()
+    if base == "prelu":
+        return _axes((), tied=1) if count > 1 else None
+    if base in dimensions.ALONG_ALL_BUT_CHANNELS:
+        return _axes((0, *range(2, count)), tied=1) if count > 1 else None
+    if base in dimensions.ALONG_ALL_BUT_FIRST:
+        kept = dimensions.ALONG_ALL_BUT_FIRST[base]
+        return _axes(range(kept, count), tied=1 if kept > 1 else None) if count > kept else None
+    last = _last_of(base, given)
     if last is not None:
         shares = base.startswith("conv_transpose")
         return _axes(range(count - last, count), shares_matrices=shares) if last < count else None
-    if base in ("batch_norm", "instance_norm", "prelu") and count > 1:
-        worked: Iterable[int] = {"batch_norm": (0, *range(2, count)), "instance_norm": range(2, count)}.get(base, ())
-        return _axes(worked, tied=1)
-    if base not in catalogue.WORKS_ALONG:
+    if base in dimensions.ALONG_NEW:
+        new = argument(given.args, given.kwargs, 1, "dim", 0)
+        return _Axes(frozenset(), new=new % (count + 1)) if type(new) is int else None
+    return _along_argument(base, given, count)
+
+
+def _along_argument(base: str, given: Arguments, count: int) -> _Axes | None:
+    if base not in dimensions.ALONG_ARGUMENT:
         return None
-    place, label, usual = catalogue.WORKS_ALONG[base]
-    along = argument(args, kwargs, place, label, usual)
+    place, label, usual = dimensions.ALONG_ARGUMENT[base]
+    along = argument(given.args, given.kwargs, place, label, usual)
     along = (along,) if type(along) is int else along
     if not isinstance(along, (tuple, list)) or not along or not all(type(one) is int for one in along):
         return None
@@ -200,13 +212,9 @@ def _axes(worked: Iterable[int], tied: int | None = None, shares_matrices: bool 
     return _Axes(frozenset(worked), tied, shares_matrices)
 
 
-def _last_of(base: str, given: Arguments, count: int) -> int | None:
+def _last_of(base: str, given: Arguments) -> int | None:
     """How many of the last dimensions the op works along."""
-    if base in ("interpolate", "upsample", "upsample_nearest", "upsample_bilinear"):
-        return count - 2
-    if base in ("grid_sample", "group_norm", "local_response_norm", "channel_shuffle"):
-        return count - 1
     if base == "pad":
         amounts = argument(given.args, given.kwargs, 1, "pad", None)
         return len(amounts) // 2 if isinstance(amounts, (tuple, list)) else None
-    return catalogue.WORKS_ALONG_LAST.get(base)
+    return dimensions.ALONG_LAST.get(base)

@@ -24,7 +24,7 @@ from op_tools.autocompare.observed import ObservedCall
 from op_tools.core.gradients import Gradients
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
-from op_tools.ops.distributions import Draws, argument
+from op_tools.ops.distributions import DISTRIBUTIONS, Draws, argument
 from op_tools.ops.names import normalized
 from op_tools.values import trees
 
@@ -130,7 +130,7 @@ def backward_rows(call: ObservedCall, gradients: Gradients, tolerances: Toleranc
 
 def draws_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws | None:
     """What the numbers should be like that this call draws."""
-    describe = catalogue.DISTRIBUTIONS.get(normalized(name).base)
+    describe = DISTRIBUTIONS.get(normalized(name).base)
     if describe is None:
         return None
     fills = name.startswith(("torch.Tensor.", "torch.nn.init."))
