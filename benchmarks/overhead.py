@@ -41,10 +41,11 @@ from ditorch.demo import GPT, batches
 Step = Callable[[], object]
 # layers, width, batch, length of a sequence
 PRESETS = {"large": (16, 2048, 4, 1024), "h200": (4, 512, 4, 256), "base": (4, 256, 8, 128), "tiny": (4, 256, 1, 16)}
-LOW_PARAMETERS = "large"  # with bfloat16, this one has its parameters in bfloat16 instead of autocast
+LARGEST = "large"  # with bfloat16, this one has its parameters in bfloat16 instead of autocast
 LONGEST_ROUND = 0.5  # seconds of plain steps
 LARGEST_ROUND = 2e9  # bytes of files; beyond that the system's memory for files is what is measured
 WARM_UP = 2  # steps
+TURNS = 10  # steps until each call of a large model has been compared once, and then again
 MOST_ROUNDS = 41
 
 
@@ -53,6 +54,7 @@ MOST_ROUNDS = 41
 
 AUTOCOMPARE_REFERENCE, AUTOCOMPARE_ONCE = "OP_AUTOCOMPARE_REFERENCE", "OP_AUTOCOMPARE_ONCE"
 UNTIL_COVERED = "OP_AUTOCOMPARE_UNTIL_COVERED"  # came with the identities
+BY_DEVICE = {AUTOCOMPARE_REFERENCE: "device"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Mode:
     variables: dict[str, str] = field(default_factory=dict)
     needs: str = ""  # a variable that the implementation must know; without it, the mode is not there
     slow: bool = False
+    takes_turns: bool = False  # of a large model each step compares another part
 
     def missing(self, op_tools: Any) -> str:
         """Why it cannot be measured; empty where it can."""
@@ -91,7 +94,7 @@ MODES = (
     Mode("OpCapture, data", "OpCapture", slow=True),
     Mode("OpCapture, statistics", "OpCapture", {"OP_CAPTURE_MODE": "statistics"}, "OP_CAPTURE_MODE"),
     Mode("OpAutoCompare, cpu", "OpAutoCompare", slow=True),
-    Mode("OpAutoCompare, device", "OpAutoCompare", {AUTOCOMPARE_REFERENCE: "device"}, AUTOCOMPARE_REFERENCE, slow=True),
+    Mode("OpAutoCompare, device", "OpAutoCompare", BY_DEVICE, AUTOCOMPARE_REFERENCE, slow=True, takes_turns=True),
     Mode("OpAutoCompare, identities", "OpAutoCompare", {AUTOCOMPARE_REFERENCE: "identities"}, UNTIL_COVERED, slow=True),
     Mode("OpAutoCompare, once", "OpAutoCompare", {AUTOCOMPARE_ONCE: "1"}, AUTOCOMPARE_ONCE, slow=True),
     Mode("a list of one op", "OpTimeMeasure", {"OP_TIME_MEASURE_LIST": "torch.nn.functional.gelu"}),
@@ -173,7 +176,7 @@ def training_step(device: str, preset: str, dtype: str) -> Step:
     torch.manual_seed(0)
     model = GPT(vocabulary=512, width=width, heads=8, layers=layers, length=length).to(device)
     is_low = dtype == "bfloat16"
-    if is_low and preset == LOW_PARAMETERS:
+    if is_low and preset == LARGEST:
         model, is_low = model.bfloat16(), False
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens, targets = (x.to(device) for x in next(batches(batch, length)))
@@ -292,15 +295,17 @@ class Bench:
         seconds = self._run(self._times)
         return Seconds(seconds.wall / self._times, seconds.cpu / self._times)
 
-    def measure(self, tool: Callable[[], Any], variables: dict[str, str], budget: float, result: Result) -> Result:
-        """Rounds for as long as the budget lasts, but one at least."""
+    def measure(
+        self, tool: Callable[[], Any], variables: dict[str, str], budget: float, result: Result, turns: int = 0
+    ) -> Result:
+        """Rounds for as long as the budget lasts, but one at least. `turns`: steps of one where calls take turns."""
         result.preset, result.dtype = self.preset, self.dtype
         began, rounds = time.monotonic(), []
         try:
             while len(rounds) < MOST_ROUNDS:
                 plain = self.plain_round()
                 with surroundings(variables, self.folder) as out:
-                    rounds.append(Round(plain, *self._round(tool(), budget, result)))
+                    rounds.append(Round(plain, *self._round(tool(), budget, result, turns)))
                     _count_output(result, out, self.folder / "log")
                 spent = time.monotonic() - began
                 if spent + spent / len(rounds) > budget:
@@ -309,8 +314,11 @@ class Bench:
             result.problem = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:100]}"
         return _summed_up(result, rounds, self.clock)
 
-    def _round(self, tool: Any, budget: float, result: Result) -> tuple[Seconds, Seconds]:
-        """One step with the tool, and with its share of the stop."""
+    def _round(self, tool: Any, budget: float, result: Result, turns: int) -> tuple[Seconds, Seconds]:
+        """One step with the tool, and with its share of the stop.
+
+        The first step of those that take turns compares all that there is memory for: no later one is like it.
+        """
         gc.collect()
         before = self.machine.reset_peaks()
         tool.start()
@@ -318,10 +326,10 @@ class Bench:
             steps, times, warm_up = self._run(1), 1, 0
             first = steps.wall
             if first < 2 * budget:
-                warm_up = WARM_UP if first < budget / 8 else 1
+                warm_up = (WARM_UP if first < budget / 8 else 1) + turns
                 self._run(warm_up - 1)
                 most = int(LARGEST_ROUND / max(sum(_sizes_in(Path.cwd())) / warm_up, 1.0))
-                times = max(1, min(self._times, int(budget / 4 / first), most))
+                times = turns or max(1, min(self._times, int(budget / 4 / first), most))
                 steps = self._run(times)
             else:
                 result.problem = "the first step, for want of time"
@@ -441,7 +449,8 @@ def measure_mode(bench: Bench, mode: Mode, level: int, schedule: Schedule, known
         result.problem = f"left out: it would take about {expected:.0f} s (--seconds, --only)"
         return result
     variables = {"OP_TOOLS_VERBOSE": str(level), **mode.variables}
-    return bench.measure(mode.made(op_tools), variables, share, result)
+    turns = TURNS if mode.takes_turns and bench.preset == LARGEST else 0
+    return bench.measure(mode.made(op_tools), variables, share, result, turns)
 
 
 # ---- another implementation --------------------------------------------------------------------------------------
