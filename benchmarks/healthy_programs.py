@@ -269,7 +269,19 @@ def main() -> None:
     parser.add_argument("--device", default="sim")
     parser.add_argument(
         "--half",
-        choices=("tuned", "held-out", "fresh", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "all"),
+        choices=(
+            "tuned",
+            "held-out",
+            "fresh",
+            "fourth",
+            "fifth",
+            "sixth",
+            "seventh",
+            "eighth",
+            "ninth",
+            "tenth",
+            "all",
+        ),
         default="held-out",
     )
     parser.add_argument("--only", nargs="*", help="programs, by name")

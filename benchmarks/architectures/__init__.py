@@ -5,7 +5,8 @@ one of those to mend a limit. `fresh` is a third set, of classes of ops and of w
 lack, `fourth` another one, of models of today, `fifth` one with a state, curves and likelihoods, and optimizers of
 its own, `sixth` one that works in chunks, solves and samples, `seventh` one of rare ops, hand-written autograd
 and composed optimizers, `eighth` one of geometry, parses, own operators, old names and optimizers of few bits,
-`ninth` one of what people fine-tune and train today, as they write it;
+`ninth` one of what people fine-tune and train today, as they write it, `tenth` one of what PyTorch offers
+beside layers: function transforms, formats, parametrizations, hooks, modes and regions of autocast;
 docs/accuracy-figures.md has the first figures of each, and what caused their alarms is mended since.
 """
 
@@ -17,6 +18,7 @@ from benchmarks.architectures import (
     curves,
     decoders,
     exact,
+    formats,
     generative,
     habits,
     hugging_face,
@@ -34,6 +36,7 @@ from benchmarks.architectures import (
     pieces,
     readers,
     recipes,
+    regions,
     rewriting,
     sciences,
     signals,
@@ -43,6 +46,7 @@ from benchmarks.architectures import (
     synthesis,
     tables,
     tasks,
+    transforms,
     tuning,
     vision,
     voices,
@@ -86,6 +90,9 @@ ALL: tuple[Program, ...] = (
     *sciences.PROGRAMS,
     *voices.PROGRAMS,
     *tables.PROGRAMS,
+    *transforms.PROGRAMS,
+    *formats.PROGRAMS,
+    *regions.PROGRAMS,
 )
 TUNED = tuple(program for program in ALL if program.half == "tuned")
 HELD_OUT = tuple(program for program in ALL if program.half == "held-out")
