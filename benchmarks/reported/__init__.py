@@ -10,6 +10,10 @@ from benchmarks.reported import (
     blocks,
     convolutions,
     copies,
+    eighth,
+    eighth_moves,
+    eighth_pictures,
+    eighth_values,
     indexing,
     later,
     latest,
@@ -35,8 +39,8 @@ from benchmarks.reported import (
 from benchmarks.reported.fault import REPORTED, ReportedFault, Work
 
 __all__ = [
-    "REPORTED", "ReportedFault", "Work", "attention", "blocks", "convolutions", "copies", "indexing", "later",
-    "latest", "layouts", "legal", "linear_algebra", "losses", "norms", "optimizers", "pointwise", "random_numbers",
-    "recent", "recent_moves", "reductions", "seventh", "seventh_moves", "seventh_values", "sixth", "sixth_moves",
-    "sixth_values", "special_values",
+    "REPORTED", "ReportedFault", "Work", "attention", "blocks", "convolutions", "copies", "eighth", "eighth_moves",
+    "eighth_pictures", "eighth_values", "indexing", "later", "latest", "layouts", "legal", "linear_algebra", "losses",
+    "norms", "optimizers", "pointwise", "random_numbers", "recent", "recent_moves", "reductions", "seventh",
+    "seventh_moves", "seventh_values", "sixth", "sixth_moves", "sixth_values", "special_values",
 ]  # fmt: skip
