@@ -7,8 +7,8 @@ The walk is the same for whoever compares: the full verdict (judging/judge.py) a
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from op_tools.autocompare.arguments import Arguments, is_long_list, numbered
 from op_tools.autocompare.foreach_lists import Joined, apart
+from op_tools.autocompare.shared_memory import NONE, Regions
 from op_tools.core.gradients import Gradients
 from op_tools.device import host_copies
 from op_tools.ops import catalogue
@@ -103,6 +104,7 @@ class ObservedCall:
     chosen: torch.dtype | None = None  # the dtype that autocast should have chosen for this op
     is_tf32: bool = False  # the device may have cut float32 down to tf32
     changed: bool = False  # the call may have worked in place on some of its arguments
+    regions: Regions = field(default_factory=dict)  # where arguments lie that it may have changed, and that overlap
     device: torch.device | str | None = None  # where its tensors were, if these are copies
     given_on_device: Arguments | None = None  # `given` where `kept` is, if the reference is given copies elsewhere
 
@@ -146,11 +148,13 @@ class ObservedCall:
         expected, own = reference.expected.arguments.leaves, reference.same
         same = (None,) * len(names) if own is None else own.arguments.leaves
         changed = reference.changed if self.changed else ()
+        twins = self.twins(changed)
         singles = []
         for place, name in enumerate(names):
-            is_unchanged = place not in changed
-            part = Part("input", (place,))
-            value = Value(name, after[place], expected[place], same[place], part, is_unchanged, before[place])
+            right = twins.get(place, place)
+            is_unchanged = right not in changed
+            part = Part("input", (right,))
+            value = Value(name, after[place], expected[right], same[right], part, is_unchanged, before[place])
             singles.append(value)
             if not is_unchanged:
                 known[id(value.got)] = value
@@ -179,6 +183,21 @@ class ObservedCall:
                 found.append(Value(name, got, right, own, Part("gradient", (place,))))
         return found
 
+    # ---- tensors that lie in the same memory -------------------------------------------------------------------------
+
+    @property
+    def shared(self) -> Regions:
+        """Where arguments lie whose memory may overlap; of lists as one tensor each nobody knows."""
+        return NONE if isinstance(self.given, Joined) else self.regions
+
+    def twins(self, changed: Collection[int]) -> dict[int, int]:
+        """The places of other tensors that lie exactly where one lies that was changed, and its place."""
+        shared = self.shared
+        if not shared:
+            return {}
+        first = {region: place for place, region in shared.items() if place in changed}
+        return {place: first[one] for place, one in shared.items() if place not in changed and one in first}
+
     # ---- the same call in another form -------------------------------------------------------------------------------
 
     def bytes(self, are_copies: bool = True) -> int:
@@ -200,9 +219,9 @@ class ObservedCall:
             kept, result = kept.copied_with(result, host_copies.copies_of)
         return ObservedCall(self.name, self.function, self.given.copied(), kept, result, *self.facts())
 
-    def facts(self) -> tuple[torch.dtype | None, torch.dtype | None, bool, bool, torch.device | str | None]:
+    def facts(self) -> tuple[torch.dtype | None, torch.dtype | None, bool, bool, Regions, torch.device | str | None]:
         """What is known of it beside its values."""
-        return self.autocast, self.chosen, self.is_tf32, self.changed, self.device
+        return self.autocast, self.chosen, self.is_tf32, self.changed, self.regions, self.device
 
     def flat(self) -> ObservedCall | None:
         """A call on lists with each of them as one tensor, as they are now; None where that does not go."""
@@ -247,7 +266,7 @@ class ObservedCall:
         else:
             result = trees.map_tensors(hollow_like, result)
         chosen = None if self.chosen is None else self.dtype_of_autocast()
-        facts = (self.autocast, chosen, self.is_tf32, self.changed, self.device)
+        facts = (self.autocast, chosen, self.is_tf32, self.changed, NONE, self.device)
         return ObservedCall(self.name, self.function, self.given, None, result, *facts)
 
     def dtype_of_autocast(self) -> torch.dtype | None:

@@ -28,6 +28,7 @@ from op_tools.autocompare.prefilter.deferred import DeferredComparisons, free_me
 from op_tools.autocompare.reference import tf32
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.autocompare.report import Outcome
+from op_tools.autocompare.shared_memory import NONE, regions_of
 from op_tools.autocompare.workers.pool import KeptByWorker
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
@@ -102,7 +103,8 @@ class CallInProgress:
         """After the call. `device`: where its tensors are, if those given are copies."""
         # there are ops that write without counting, known ones and perhaps unknown ones
         changed = self.works_in_place or catalogue.of(self._name) is None or self._has_changed()
-        facts = (*self._policy, self._is_tf32, changed, device, self.before)
+        regions = regions_of(self.live) if changed else NONE
+        facts = (*self._policy, self._is_tf32, changed, regions, device, self.before)
         return ObservedCall(call.name, call.func, given, None, call.result, *facts)
 
     def _has_changed(self) -> bool:

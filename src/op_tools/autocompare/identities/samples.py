@@ -48,7 +48,7 @@ class Piecewise:
 
     @classmethod
     def of(cls, call: ObservedCall) -> Piecewise | None:
-        is_known = not call.changed or call.kept is not None
+        is_known = (not call.changed or call.kept is not None) and not call.shared
         if not is_known or not isinstance(call.result, (Tensor, list, tuple, type(None))):
             return None
         if normalized(call.name).base == "where" and not isinstance(call.result, Tensor):
@@ -88,9 +88,10 @@ class InPlace:
         piece = piece_of(name, live)
         return None if piece is None else cls(piece, live)
 
-    def after(self, seen: ObservedCall) -> Piecewise:
-        """`seen`: the call with its arguments as they are now, and what it has returned."""
-        return Piecewise(seen, self._piece, self._given)
+    def after(self, seen: ObservedCall) -> Piecewise | None:
+        """`seen`: the call with its arguments as they are now, and what it has returned. None where these lie in the
+        same memory: each piece has one of its own."""
+        return None if seen.shared else Piecewise(seen, self._piece, self._given)
 
 
 class PickedRows:
