@@ -19,6 +19,7 @@ from op_tools.autocompare.judging.measures import dense, differing
 from op_tools.autocompare.observed import ObservedCall, Value
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.ops.names import normalized
+from op_tools.values import trees
 
 _HALF_A_UNIT = 2.0**-24  # of float32: the gradient of a choice is a copy
 _WITH_OTHERS = ("linalg.lstsq", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
@@ -67,19 +68,50 @@ def is_allowed(value: Value, reference: Reference) -> bool:
     return False
 
 
-# ---- attention to nothing --------------------------------------------------------------------------------------------
+# ---- what has no result ----------------------------------------------------------------------------------------------
 
 
 def settled(value: Value, reference: Reference) -> Value:
     """The value with the reference's numbers where an op may give any."""
-    is_first = value.part.role == "output" or (value.part.role == "gradient" and value.part.places[0] == 0)
-    if normalized(reference.name).base != "scaled_dot_product_attention" or not is_first:
+    base, got = normalized(reference.name).base, value.got
+    is_made = value.part.role in ("output", "gradient")
+    if not is_made or not isinstance(got, Tensor) or got.shape != value.expected.shape:
         return value
-    rows = attention.rows_without_keys(reference.observed.given)
-    if rows is None or not isinstance(value.got, Tensor) or value.got.shape != value.expected.shape:
+    free: Tensor | None = None
+    if base == "scaled_dot_product_attention":
+        free = _to_nothing(value, reference.observed)
+    elif base in _TRIANGULAR:
+        free = _without_solution(reference.observed, _TRIANGULAR[base])
+    if free is None or torch.broadcast_shapes(free.shape, got.shape) != got.shape:
         return value
-    expected = value.expected.detach().to(value.got.device, value.got.dtype)
-    return value._replace(got=torch.where(rows.to(value.got.device), expected, value.got.detach()))
+    expected = value.expected.detach().to(got.device, got.dtype)
+    return value._replace(got=torch.where(free.to(got.device), expected, got.detach()))
+
+
+def _to_nothing(value: Value, call: ObservedCall) -> Tensor | None:
+    """Rows of attention to nothing: any numbers, and NaN for the result. Its gradient is NaN only where that is."""
+    is_gradient = value.part.role == "gradient"
+    if value.part.places[0] and is_gradient:
+        return None
+    rows = attention.rows_without_keys(call.given)
+    if rows is None or not is_gradient:
+        return rows
+    came_out = dense(next(trees.tensors(call.result))).detach().isnan().any(-1, keepdim=True)
+    is_number: Tensor = ~value.got.detach().isnan().any(-1, keepdim=True)
+    return rows.to(is_number.device) & (came_out.to(is_number.device) | is_number)
+
+
+_TRIANGULAR = {"linalg.solve_triangular": 0, "triangular_solve": 1}  # where the matrix stands among the arguments
+
+
+def _without_solution(call: ObservedCall, place: int) -> Tensor | None:
+    """Systems with a zero on their diagonal: torch asks for matrices without. As one number for each matrix."""
+    args, kwargs = call.given.args, call.given.kwargs
+    matrices = args[place] if len(args) > place else kwargs.get("A")
+    if not isinstance(matrices, Tensor) or kwargs.get("unitriangular") or (len(args) > 4 and args[4]):
+        return None
+    is_without: Tensor = (matrices.detach().diagonal(dim1=-2, dim2=-1) == 0).any(-1)[..., None, None]
+    return is_without
 
 
 # ---- no room for a number --------------------------------------------------------------------------------------------

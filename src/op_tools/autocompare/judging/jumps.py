@@ -2,7 +2,8 @@
 
 `floor`, comparisons and their like get numbers that are exactly what they are, and compute nothing on the way to their
 decision: 3.0 is not a little less than 3. So do the gradients of `relu` and `clamp`, which bend at a given number. A
-remainder comes from a division, which is exact for small whole numbers.
+remainder comes from a division, which is exact for small whole numbers. A zero is exactly what it is, its sign
+included, and that alone decides whether `atan2` goes round to the left or to the right.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from op_tools.ops.catalogue import Trait
 from op_tools.ops.names import normalized
 from op_tools.values import trees
 
+_BY_SIGN = ("atan2", "arctan2")  # of the first argument
 _MAX_EXACT_QUOTIENT = 256  # up to here, quotients of whole numbers stay on their side of the next one in every dtype
 
 
@@ -40,6 +42,10 @@ def withdraw(excuse: Tensor, call: ObservedCall, part: Part) -> None:
             others = [one for one in call.given.leaves if isinstance(one, float)]
             if all(one == round(one) and abs(one) < _MAX_EXACT_QUOTIENT for one in others):
                 excuse.masked_fill_(whole, 0)
+    elif normalized(call.name).base in _BY_SIGN:
+        height = call.given.tensors[0]
+        if _is_broadcast(height, excuse):
+            excuse.masked_fill_((height == 0).to(excuse.device), 0)
 
 
 def _is_broadcast(tensor: Tensor, to: Tensor) -> bool:

@@ -137,7 +137,12 @@ class Sensitivity:
         largest = expected.abs() + allowed
         if self._adds(part):
             largest = torch.maximum(largest, self._size_of_terms(part, expected))
-        return largest > precision.largest
+        power = _SPREADS.get(normalized(self._reference.name).base)
+        if power is None or part.role != "output" or part.places[0]:
+            return largest > precision.largest
+        count = sum(tensor.numel() for tensor in self._numbers_given()) / max(expected.numel(), 1)
+        squares = expected.double() ** power * count
+        return (largest > precision.largest) | (squares > max(precision.largest, torch.finfo(torch.float32).max))
 
     def _adds(self, part: Part) -> bool:
         """Whether a value is a sum of products; the gradient of what moves numbers adds up those of one place."""
@@ -251,4 +256,7 @@ class Sensitivity:
         return [tensor for tensor in given if tensor.is_floating_point() or tensor.is_complex()]
 
 
+# ops that add up squares of distances from the mean, in float32 where the CPU takes float64, and to which power of the
+# result their mean is
+_SPREADS = {"std": 2, "std_mean": 2, "var": 1, "var_mean": 1}
 _known: weakref.WeakKeyDictionary[Reference, Sensitivity] = weakref.WeakKeyDictionary()
