@@ -19,7 +19,6 @@ from op_tools.autocompare.judging.measures import dense, differing
 from op_tools.autocompare.observed import ObservedCall, Value
 from op_tools.autocompare.reference.runs import Reference
 from op_tools.ops.names import normalized
-from op_tools.values import trees
 
 _HALF_A_UNIT = 2.0**-24  # of float32: the gradient of a choice is a copy
 _WITH_OTHERS = ("linalg.lstsq", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
@@ -89,16 +88,16 @@ def settled(value: Value, reference: Reference) -> Value:
 
 
 def _to_nothing(value: Value, call: ObservedCall) -> Tensor | None:
-    """Rows of attention to nothing: any numbers, and NaN for the result. Its gradient is NaN only where that is."""
+    """Rows of attention to nothing: any numbers, and NaN for the result. A gradient of NaN is nobody's definition, and
+    where it comes of a result that is NaN, those of keys and values are NaN as well."""
     is_gradient = value.part.role == "gradient"
     if value.part.places[0] and is_gradient:
         return None
     rows = attention.rows_without_keys(call.given)
     if rows is None or not is_gradient:
         return rows
-    came_out = dense(next(trees.tensors(call.result))).detach().isnan().any(-1, keepdim=True)
     is_number: Tensor = ~value.got.detach().isnan().any(-1, keepdim=True)
-    return rows.to(is_number.device) & (came_out.to(is_number.device) | is_number)
+    return rows.to(is_number.device) & is_number
 
 
 _TRIANGULAR = {"linalg.solve_triangular": 0, "triangular_solve": 1}  # where the matrix stands among the arguments
