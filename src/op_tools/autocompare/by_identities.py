@@ -22,7 +22,7 @@ from op_tools.autocompare.identities.proof import Measured, Proof, Provable, Sam
 from op_tools.autocompare.identities.rows import Norm, Softmax
 from op_tools.autocompare.identities.samples import InPlace, PickedRows, Piecewise, host_copy, tensors_of
 from op_tools.autocompare.identities.sums import ClassLoss, Sum
-from op_tools.autocompare.identities.whole import OfView, Whole, is_small
+from op_tools.autocompare.identities.whole import MAX_TENSORS_WITHOUT_SAMPLE, OfView, Whole, is_small
 from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.limits import PROOF_LIMITS, GivenTolerance
 from op_tools.autocompare.judging.verdict import RIGHT, Row
@@ -61,6 +61,11 @@ def provable_of(call: ObservedCall) -> Provable | None:
     return found
 
 
+def _provable(call: ObservedCall) -> Provable | None:
+    """Also of a small call, which needs no identity."""
+    return Whole.of(call) or provable_of(call) or Whole.of(call, MAX_TENSORS_WITHOUT_SAMPLE)
+
+
 class _Proving(DeferredCall):
     """A call whose proofs are on their way. `again`: the CPU computes it in full; None where the samples tell all."""
 
@@ -95,7 +100,7 @@ class Proofs(DeferredCalls[_ProofWindow]):
     def forward(self, call: OpCall, seen: ObservedCall, in_place: InPlace | None = None) -> Provable | None:
         """None where there is no identity for this call. `in_place`: of one that has changed its arguments."""
         with _undisturbed():
-            provable = in_place.after(seen) if in_place is not None else Whole.of(seen) or provable_of(seen)
+            provable = in_place.after(seen) if in_place is not None else _provable(seen)
             if provable is None:
                 return None
             proofs = list(provable.forward())

@@ -35,6 +35,7 @@ class Trait(enum.Flag):
     NORM = enum.auto()  # rounded once in the end, with no constant of low precision: a factor shows below one unit
     ROUGH = enum.auto()  # its statistics, and sums of its gradients, may be kept in 16 bits
     LOGITS = enum.auto()  # has a softmax inside: where that is certain, large numbers cancel out
+    SHARES = enum.auto()  # divides by a sum in the end: along its dimension the result adds up to one
     FINE = enum.auto()  # 16 bits are computed in float32 and rounded: small elements are as right as large ones
     RELATIVE = enum.auto()  # each element of its result is as exact as its own size asks for, however small it is
     RANDOM = enum.auto()
@@ -170,6 +171,7 @@ _OF_OPS = {
         binary_cross_entropy_with_logits cross_entropy linear_cross_entropy log_softmax logaddexp logaddexp2
         logcumsumexp logsumexp multi_head_attention_forward multilabel_soft_margin_loss scaled_dot_product_attention
         soft_margin_loss""",
+    Trait.SHARES: "_safe_softmax _softmax softmax softmin",
     Trait.FINE: """celu cos div divide elu erf exp exp2 expm1 gelu hardswish leaky_relu log log10 log1p log2 mish mul
         multiply pow reciprocal rsqrt selu silu sin softplus sqrt square true_divide""",
     Trait.RELATIVE: """add arcsin arcsinh arctan arctanh asin asinh atan atanh celu div divide elu erf exp exp2 expm1

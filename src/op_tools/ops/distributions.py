@@ -16,6 +16,7 @@ class Draws(NamedTuple):
     is_continuous: bool = True  # no number comes twice, but by rounding
     is_whole: bool = False
     rare: float = 0.0  # so far from the mean a few numbers may lie, whatever the deviation says
+    is_below_high: bool = False  # `high` itself is never drawn
 
 
 _RARE_COUNT = 7.0  # events that hardly ever happen come in ones
@@ -31,7 +32,7 @@ def argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name:
 
 
 def standard_uniform(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
-    return Draws(0.5, math.sqrt(1 / 12), 0.0, 1.0)
+    return Draws(0.5, math.sqrt(1 / 12), 0.0, 1.0, is_below_high=True)
 
 
 def standard_normal(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
@@ -41,7 +42,8 @@ def standard_normal(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
 def uniform(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:
     low = float(argument(values, kwargs, 0, "from", kwargs.get("a", 0.0)))
     high = float(argument(values, kwargs, 1, "to", kwargs.get("b", 1.0)))
-    return Draws((low + high) / 2, (high - low) / math.sqrt(12), low, high)
+    # between other bounds a number may be rounded to the upper one; from 0 to 1 there is nothing to be rounded
+    return Draws((low + high) / 2, (high - low) / math.sqrt(12), low, high, is_below_high=(low, high) == (0.0, 1.0))
 
 
 def normal(values: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws:

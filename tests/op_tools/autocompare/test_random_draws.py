@@ -10,6 +10,9 @@ from torch.nn import functional
 import op_tools
 from ditorch.sim import faults
 
+from ...conftest import DEVICE
+from .kernels import kernel
+
 REFERENCES = ["cpu", "device", "identities"]
 
 
@@ -169,3 +172,30 @@ def test_broken_generators_are_found(device, name, fault):
         run()
     assert sum(struck.struck.values())
     assert name in {row["op"].rpartition(".")[2] for row in tool.results}
+
+
+@pytest.mark.skipif(DEVICE != "sim", reason="a kernel of the simulated accelerator is replaced")
+@pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_chance_is_never_one(device, dtype, reference):
+    """Numbers just below one may be rounded to it in 16 bits; between other bounds that happens on the CPU, too."""
+
+    def rounded(x, start=0.0, end=1.0, *, generator=None):
+        return x.copy_(torch.linspace(start, end - 1e-5, x.numel())[torch.randperm(x.numel())].view(x.shape))
+
+    def draw():
+        numbers = torch.empty(64, 64, device=device, dtype=dtype)
+        return [torch.rand(64, 64, device=device, dtype=dtype), torch.rand_like(numbers), numbers.uniform_()]
+
+    numbers = torch.empty(64, 64, device=device, dtype=dtype)
+    with op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        draw()
+    assert not list(tool.results)
+    with kernel("uniform_", rounded), op_tools.OpAutoCompare(verbose=0, reference=reference) as tool:
+        draw()
+        numbers.uniform_(2, 5)
+    assert {(row["op"], row["reason"]) for row in tool.results} == {
+        (f"torch.{op}", "a random number is 1, all should lie below 1")
+        for op in ("rand", "rand_like", "Tensor.uniform_")
+    }
+    assert [row["calls"] for row in tool.results] == [1, 1, 1]

@@ -16,6 +16,7 @@ from op_tools.values import trees
 
 MAX_ELEMENTS = 2**14  # of all tensors of a call together
 MAX_TENSORS = 16  # of a longer list one is sampled
+MAX_TENSORS_WITHOUT_SAMPLE = 128  # where that cannot be: the weights of recurrent layers
 
 
 class Whole:
@@ -30,10 +31,11 @@ class Whole:
         self._call = replace(call, given=given, kept=kept, result=result, given_on_device=None)
 
     @classmethod
-    def of(cls, call: ObservedCall) -> Whole | None:
+    def of(cls, call: ObservedCall, most: int = MAX_TENSORS) -> Whole | None:
+        """`most`: tensors that it may have, and may give."""
         is_known = not call.changed or call.kept is not None
-        is_whole = is_known and not call.depends_on_layout() and is_small(call.given.tensors)
-        return cls(call) if is_whole and is_small([*trees.tensors(call.result)]) else None
+        is_whole = is_known and not call.depends_on_layout() and is_small(call.given.tensors, most)
+        return cls(call) if is_whole and is_small([*trees.tensors(call.result)], most) else None
 
     def forward(self) -> Iterator[Proof]:
         yield Sample(self._call)
@@ -65,9 +67,9 @@ class OfView:
         return []
 
 
-def is_small(tensors: Sequence[Tensor]) -> bool:
+def is_small(tensors: Sequence[Tensor], most: int = MAX_TENSORS) -> bool:
     """Whether the CPU may compute a call with these tensors as a whole."""
-    if len(tensors) > MAX_TENSORS:
+    if len(tensors) > most:
         return False
     plain = all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors)
     return plain and sum(tensor.numel() for tensor in tensors) <= MAX_ELEMENTS

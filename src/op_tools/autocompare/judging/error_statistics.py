@@ -184,7 +184,8 @@ class Matrix:
             magnitude = expected.abs().double().unsqueeze(-1).expand(*expected.shape, 2)
             parts = [*(None if part is None else as_real(part.to(torch.complex128)) for part in parts[:3]), magnitude]
             sensitivity = None if sensitivity is None else sensitivity.unsqueeze(-1).expand(*expected.shape, 2)
-            may_overflow = None if may_overflow is None else may_overflow.unsqueeze(-1).expand(*expected.shape, 2)
+            if may_overflow is not None and may_overflow.dim() == expected.dim():
+                may_overflow = may_overflow.unsqueeze(-1).expand(*expected.shape, 2)
         shape = (*got.shape, 2) if self._is_complex else got.shape
         self._rows, self._columns = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
         self._parts = [self._flat(part) for part in parts]

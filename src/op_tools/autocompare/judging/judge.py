@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from op_tools.autocompare.judging import choices, factors, jumps, rounded_scans, sensitivity, ties, verdict
+from op_tools.autocompare.judging import choices, factors, jumps, rounded_scans, sensitivity, shares, ties, verdict
 from op_tools.autocompare.judging.limits import MOVES, GivenTolerance, Precision, Tolerance, Tolerances
 from op_tools.autocompare.judging.measures import dense, measured, same_bits
 from op_tools.autocompare.judging.verdict import RIGHT, Row, Verdict, error_info
@@ -141,6 +141,7 @@ def _numbers(value: Value, reference: Reference, tolerance: Tolerance) -> Verdic
             allowed = closer.sensitivity(part, precision, moves, roughly)
             if allowed is not None:
                 jumps.withdraw(allowed, reference.observed, part)
+                shares.withdraw(allowed, value, reference, precision)
                 free = closer.may_overflow(part, precision, allowed) if judged.measures.nonfinite else None
                 factor = closer.common_factor(part, precision, roughly)
                 judged = verdict.judge(got, expected, same, precision, tolerance, allowed, free, factor)

@@ -158,6 +158,8 @@ def draws_are_wrong(numbers: Tensor, draws: Draws) -> str:
     rounded = grain * max(abs(least), abs(most)) if draws.is_whole else 0.0
     if least < draws.low - rounded or most > draws.high + rounded:
         return f"random numbers from {least:g} to {most:g}, they should lie from {draws.low:g} to {draws.high:g}"
+    if draws.is_below_high and most >= draws.high:
+        return f"a random number is {most:g}, all should lie below {draws.high:g}"
     if draws.is_whole and not bool((values == values.round()).all()):
         return "random numbers that are no whole numbers"
     slack = grain * (abs(draws.mean) + draws.deviation)

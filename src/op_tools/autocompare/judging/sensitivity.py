@@ -17,7 +17,7 @@ from torch import Tensor
 
 from op_tools.autocompare.judging import attention
 from op_tools.autocompare.judging.limits import LARGE_ELEMENTS, MOVES, SENSITIVITY_MARGIN, Precision, rounding_of
-from op_tools.autocompare.judging.measures import dense, differing
+from op_tools.autocompare.judging.measures import as_real, dense, differing
 from op_tools.autocompare.observed import InputGradients, Part
 from op_tools.autocompare.reference.runs import Reference, Rerun
 from op_tools.autocompare.reference.ways import moved_by, with_zeros
@@ -131,9 +131,12 @@ class Sensitivity:
     def may_overflow(self, part: Part, precision: Precision, allowed: Tensor) -> Tensor:
         """Which elements may be infinite, or NaN: where the sum, or a part of it that is kept in 16 bits, is too large.
 
-        `allowed`: how far the elements may lie from the expected ones.
+        `allowed`: how far the elements may lie from the expected ones. Of complex numbers by element each part has an
+        answer of its own.
         """
         expected = self._expected(part)
+        if expected.is_complex() and part.role == "output" and Trait.ELEMENTWISE in self._traits:
+            return self._parts_may_overflow(part, precision, expected)
         largest = expected.abs() + allowed
         if self._adds(part):
             largest = torch.maximum(largest, self._size_of_terms(part, expected))
@@ -143,6 +146,14 @@ class Sensitivity:
         count = sum(tensor.numel() for tensor in self._numbers_given()) / max(expected.numel(), 1)
         squares = expected.double() ** power * count
         return (largest > precision.largest) | (squares > max(precision.largest, torch.finfo(torch.float32).max))
+
+    def _parts_may_overflow(self, part: Part, precision: Precision, expected: Tensor) -> Tensor:
+        """The real part of exp(100 + 0i) is too large for float32; its imaginary part is zero, and stays so."""
+        largest = sizes = as_real(expected).abs()
+        for value in self._moved_parts(part, expected, self._rounding(), MOVES[-1]):
+            distance = (as_real(value) - as_real(expected)).abs().nan_to_num_(nan=math.inf)
+            largest = torch.maximum(largest, sizes + SENSITIVITY_MARGIN * distance)
+        return largest > precision.largest
 
     def _adds(self, part: Part) -> bool:
         """Whether a value is a sum of products; the gradient of what moves numbers adds up those of one place."""

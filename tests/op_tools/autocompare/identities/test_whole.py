@@ -99,3 +99,15 @@ def test_gradients_of_gradients_are_no_fault_and_stay_the_same(compared, device,
     plain, watched = slopes(), []
     assert list(compared(lambda: watched.extend(slopes()), reference)) == []
     assert all(torch.equal(one, other) for one, other in zip(plain, watched))
+
+
+@pytest.mark.parametrize("reference", ["identities", "device"])
+def test_layers_of_many_small_weights_are_computed_as_a_whole(compared, device, reference):
+    torch.manual_seed(1)
+    layers = torch.nn.GRU(3, 4, 3, bidirectional=True).to(device)
+    x = torch.randn(3, 2, 3, device=device, requires_grad=True)
+    results = compared(lambda: layers(x)[0].square().sum().backward(), reference)
+    assert (list(results), list(results.not_looked_at)) == ([], [])
+    with faults.inject("aten.mm: scale=1.1, phase=backward"):
+        results = compared(lambda: layers(x)[0].square().sum().backward(), reference)
+    assert {row["op"].rpartition(".")[2] for row in results} == {"gru"}

@@ -120,7 +120,7 @@ def test_wrong_random_numbers_are_found(name, args, numbers, reason):
     ("name", "args", "numbers"),
     [
         ("torch.randint", (5, (1000,)), torch.randint(5, (500,)).repeat(2)),
-        ("torch.rand", ((1000,),), torch.rand(1000).bfloat16()),
+        ("torch.rand", ((1000,),), torch.rand(1000, dtype=torch.bfloat16)),
         ("torch.Tensor.uniform_", (torch.zeros(1000), 1.0, 1.000001), 1 + 1e-6 * torch.rand(1000)),
         ("torch.Tensor.normal_", (torch.zeros(1000), 3.0, 0.0), torch.full((1000,), 3.0)),
         ("torch.rand", ((1_000_000,),), torch.rand(1_000_000)),

@@ -83,6 +83,17 @@ def test_scans_in_the_dtype_of_their_tensor_are_healthy(device, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_sum_of_ones_in_16_bits_goes_on_along_the_last_dimension(device, dtype):
+    """In blocks, or with a wider sum. Along the others it may stand still, as it does on CUDA."""
+    ones = torch.ones(2, 5000).to(device, dtype)
+    with scan("cumsum", one_by_one):
+        assert wrong(lambda: torch.cumsum(ones, -1)) == (set() if dtype is torch.float32 else {"cumsum"})
+        assert wrong(lambda: torch.cumsum(ones.t().contiguous(), 0)) == set()
+    with scan("cumsum", in_blocks):
+        assert wrong(lambda: torch.cumsum(ones, -1)) == set()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("function", ["cumulative_trapezoid", "cumsum_autocast"])
 def test_ops_that_are_made_of_scans_are_healthy(device, function, dtype):
     x = torch.rand(8, 700, generator=torch.Generator().manual_seed(1)).to(device, dtype)
