@@ -21,7 +21,6 @@ from op_tools.storage import store
 
 _MAX_SHOWN_PER_PLACE = 8  # wrong calls of one place in the program that are shown and saved in full
 MAX_CONFIRMED_PER_PLACE = 8  # after so many wrong calls of one place, the device is believed
-_OTHER_TENSORS = "gradients differ, but its tensors were kept by the program's saved_tensors_hooks, perhaps as others"
 
 SavedPart = tuple[str, str, tuple[Any, ...], dict[str, Any]]  # folder, file, args, kwargs
 _Place = tuple[str, str, str]  # the op, the line that calls it, forward or backward
@@ -81,8 +80,8 @@ class Examiner:
     ) -> Outcome:
         """The gradients of a call. `flowing` are the device's own, where the others are copies."""
         comparison = self.comparer.backward(observed, gradients, reference)
-        if comparison.is_wrong and call.has_own_hooks:
-            return Outcome(Comparison(skipped=_OTHER_TENSORS))
+        if comparison.is_wrong and call.other_gradients:
+            return Outcome(Comparison(skipped=f"gradients differ, but {call.other_gradients}"))
         confirmed = self._last_word(
             call,
             "backward",

@@ -14,6 +14,7 @@ from typing import Any, Union
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from op_tools import settings
 from op_tools.autocompare import report
@@ -201,7 +202,8 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
     def before(self, call: OpCall) -> CallInProgress | SecondRun | None:
         hooks = shield.top_hooks(False)  # of whoever keeps the tensors that autograd saves
         checkpointed = self._checkpointed.find(call, hooks[0]) if hooks else None
-        call.has_own_hooks = bool(hooks) and shield.are_the_programs(hooks[0])
+        if hooks or getattr(forward_ad, "_current_level", -1) >= 0:
+            call.other_gradients = shield.other_gradients(call, hooks)
         is_second = checkpointed is not None and checkpointed.kept is not None  # pass of a call that is compared
         if catalogue.has(call.name, Trait.EMPTY) or not (self._is_wanted(call) or is_second):
             return None

@@ -15,12 +15,12 @@ class OpCall:
     """One call of one op, from before it runs until its gradients have flowed.
 
     `result` is set once the op has run, `error` if it raised instead. `step` is the training step (steps.py).
-    `autocast` is the one that it runs under, None for most. `has_own_hooks`: the program's own code keeps
-    its tensors for backward, and may give back other numbers.
+    `autocast` is the one that it runs under, None for most. `other_gradients`: why its gradients may be others than
+    its results explain.
     """
 
     __slots__ = (
-        "args", "autocast", "error", "func", "has_own_hooks", "id", "kwargs", "name", "result", "step", "where",
+        "args", "autocast", "error", "func", "id", "kwargs", "name", "other_gradients", "result", "step", "where",
     )  # fmt: skip
 
     def __init__(
@@ -42,13 +42,13 @@ class OpCall:
         self.where = where
         self.step = step
         self.autocast = autocast_policy.of_call(args, kwargs) if autocast_policy.is_any_enabled() else None
-        self.has_own_hooks = False
+        self.other_gradients = ""
 
     def without_tensors(self) -> OpCall:
         """The same call with its arguments and result let go: what may be kept until backward."""
         made = OpCall.__new__(OpCall)
         made.id, made.name, made.func, made.step, made.where = self.id, self.name, self.func, self.step, self.where
-        made.autocast, made.has_own_hooks = self.autocast, self.has_own_hooks
+        made.autocast, made.other_gradients = self.autocast, self.other_gradients
         made.args, made.kwargs, made.result, made.error = (), {}, None, None
         return made
 

@@ -29,6 +29,7 @@ class Trait(enum.Flag):
     CONVOLUTION = enum.auto()  # the same, in the library for convolutions and recurrent layers
     MULTIPLIES = enum.auto()  # no product by itself, but made of some, or its gradient is
     ADDS = enum.auto()  # sums of products of its inputs: of absolute values, it gives the size of what was added up
+    SCATTERS = enum.auto()  # adds up what meets in one place, or its gradient does: perhaps in its own dtype
     STEPS = enum.auto()  # works from one time step, or one reflection, to the next
     SCANS = enum.auto()  # each result is one before with one more number: partial ones may be rounded to its own dtype
     POWERS = enum.auto()  # products of products: errors grow with their number
@@ -160,6 +161,8 @@ _OF_OPS = {
         __rmatmul__""",
     Trait.CONVOLUTION: """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
         convolution cudnn_convolution gru lstm rnn_relu rnn_tanh""",
+    Trait.SCATTERS: """as_strided embedding embedding_bag gather index index_add index_put index_select put scatter_add
+        scatter_reduce take take_along_dim unfold __getitem__""",
     Trait.STEPS: "gru linalg.householder_product lstm ormqr rnn_relu rnn_tanh",
     Trait.SCANS: "cumprod cumsum cumulative_trapezoid logcumsumexp",
     Trait.POWERS: "linalg.matrix_exp linalg.matrix_power matrix_exp matrix_power",

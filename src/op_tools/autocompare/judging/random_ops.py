@@ -155,8 +155,9 @@ def draws_are_wrong(numbers: Tensor, draws: Draws) -> str:
         return "random numbers are NaN or infinite"
     grain = float(torch.finfo(numbers.dtype).eps) if numbers.is_floating_point() else 0.0
     least, most = float(values.min()), float(values.max())
+    low, high = _bounds(draws, numbers.dtype)
     rounded = grain * max(abs(least), abs(most)) if draws.is_whole else 0.0
-    if least < draws.low - rounded or most > draws.high + rounded:
+    if least < low - rounded or most > high + rounded:
         return f"random numbers from {least:g} to {most:g}, they should lie from {draws.low:g} to {draws.high:g}"
     if draws.is_below_high and most >= draws.high:
         return f"a random number is {most:g}, all should lie below {draws.high:g}"
@@ -172,6 +173,14 @@ def draws_are_wrong(numbers: Tensor, draws: Draws) -> str:
     if abs(deviation - draws.deviation) > allowed and count >= MIN_DRAWS_FOR_SPREAD:
         return f"the spread of {count:,} random numbers is {deviation:g}, it should be about {draws.deviation:g}"
     return are_repeated(numbers.detach()) if _has_many_values(numbers.dtype, draws) else ""
+
+
+def _bounds(draws: Draws, dtype: torch.dtype) -> tuple[float, float]:
+    """From where to where numbers of this dtype may lie: they are rounded, and what they are drawn from may be."""
+    if not dtype.is_floating_point or not math.isfinite(draws.high - draws.low):
+        return draws.low, draws.high
+    low, high = torch.tensor([draws.low, draws.high], dtype=dtype, device="cpu")
+    return min(draws.low, float(low)), max(draws.high, float(high), float(low + (high - low)))
 
 
 def _has_many_values(dtype: torch.dtype, draws: Draws) -> bool:

@@ -83,6 +83,9 @@ class Sensitivity:
         if moves and self._adds(part):
             farthest = torch.maximum(farthest, self._size_of_terms(part, expected) * amount)
         farthest *= SENSITIVITY_MARGIN * math.sqrt(self._length(expected.numel()))
+        if moves and Trait.SCATTERS in self._traits and self._adds(part):
+            in_own_dtype = precision.eps / 2 * math.sqrt(self._length(expected.numel()))
+            farthest = torch.maximum(farthest, self._size_of_terms(part, expected) * in_own_dtype)
         unit = precision.eps / 2 * precision.limits.peak
         largest = expected.abs().nan_to_num(0.0, 0.0).max().double()
         # terms that are as small as numbers can be are rounded, each of them

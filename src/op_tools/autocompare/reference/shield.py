@@ -1,4 +1,4 @@
-"""What keeps a second run of a call apart from the program: its autocast, hooks, modes and random numbers."""
+"""What keeps a second run of a call apart from the program: its autocast, hooks, tangents and random numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import torch
+from torch.autograd import forward_ad
 
+from op_tools.core.call import OpCall
 from op_tools.ops import autocast_policy
+from op_tools.values.tensors import tensors_in
+
+_KEPT_AS_OTHERS = "its tensors were kept by the program's saved_tensors_hooks, perhaps as others"
+_THROUGH_TANGENTS = "they flow through the tangents of forward-mode AD, too"
 
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -53,9 +59,20 @@ def _above_autograd() -> Iterator[None]:
 top_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)
 
 
-def are_the_programs(pack: Any) -> bool:
-    """Whether such hooks are not torch's own, which give back what they were given."""
-    return not str(getattr(pack, "__module__", "")).startswith("torch.")
+def other_gradients(call: OpCall, hooks: Any) -> str:
+    """Why the call's gradients may be others than its results explain; "" where they may not. Before it runs."""
+    if hooks and not str(getattr(hooks[0], "__module__", "")).startswith("torch."):  # torch's give back what they got
+        return _KEPT_AS_OTHERS
+    return _THROUGH_TANGENTS if _has_tangents(call) else ""
+
+
+def _has_tangents(call: OpCall) -> bool:
+    with torch.no_grad():
+        return any(
+            forward_ad.unpack_dual(tensor).tangent is not None
+            for tensor in tensors_in((call.args, call.kwargs))
+            if tensor.is_floating_point() or tensor.is_complex()
+        )
 
 
 @contextlib.contextmanager

@@ -178,7 +178,7 @@ class _Worker:
                 packed, size = transfer.pack(values, path)
                 place = None
                 if call is not None:
-                    where, facts_of_call = call.where, (call.autocast, call.has_own_hooks)
+                    where, facts_of_call = call.where, (call.autocast, call.other_gradients)
                     place = (call.name, call.id, call.step, where.line(), where.module, *facts_of_call)
                     self._note(number, call, size)
                 transfer.send(self._process.stdin, (kind, number, place, facts, packed, path, size, keep))

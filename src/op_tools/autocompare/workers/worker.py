@@ -79,10 +79,10 @@ def _done(job: Any, examiner: Examiner, kept: dict[int, ObservedCall]) -> tuple[
     return number, examiner.forward(call, seen)
 
 
-def _call(place: tuple[str, int, int, str, str, Autocast | None, bool]) -> OpCall:
-    name, id, step, line, module, autocast, has_own_hooks = place
+def _call(place: tuple[str, int, int, str, str, Autocast | None, str]) -> OpCall:
+    name, id, step, line, module, autocast, other_gradients = place
     call = OpCall(name, torch_op(name), (), {}, RecordedWhere(line, module), step)
-    call.id, call.autocast, call.has_own_hooks = id, autocast, has_own_hooks
+    call.id, call.autocast, call.other_gradients = id, autocast, other_gradients
     return call
 
 

@@ -116,6 +116,21 @@ def test_wrong_random_numbers_are_found(name, args, numbers, reason):
     assert reason in found.rows[0].verdict.reason
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("low", "high"), [(0.99, 1.01), (-0.2727724, 0.2727724), (0.0, 0.3), (-0.7, 0.0)])
+def test_bounds_are_rounded_as_the_numbers_are(low, high, dtype):
+    numbers = torch.empty(4000, dtype=dtype).uniform_(low, high)
+    numbers[:2] = torch.tensor([low, high])  # as it may be drawn
+    given = Arguments((torch.zeros(4000, dtype=dtype), low, high), {})
+    (found,) = compare_call("torch.Tensor.uniform_", torch.Tensor.uniform_, given, numbers)
+    assert not found.is_wrong, found
+    for place, beyond in ((0, low - 0.02 * (high - low)), (1, high + 0.02 * (high - low))):
+        off = numbers.clone()
+        off[place] = beyond - 0.01 if place == 0 else beyond + 0.01
+        (found,) = compare_call("torch.Tensor.uniform_", torch.Tensor.uniform_, given, off)
+        assert found.is_wrong
+
+
 @pytest.mark.parametrize(
     ("name", "args", "numbers"),
     [
