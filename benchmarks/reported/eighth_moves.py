@@ -138,7 +138,9 @@ def second_of_each_pair(data: Data) -> Tensor:
 )
 def copied_numbers_are_neighbours(call: Broken) -> Wrong:
     """The last dimension is cut away, and the step over it with it."""
-    return as_if_contiguous(call["src"]) if call["src"].stride(-1) == 2 else None
+    source = call["src"]
+    is_cut = source.dim() > 0 and source.stride(-1) == 2 and source.device == call["self"].device
+    return as_if_contiguous(source) if is_cut else None
 
 
 def states_of_a_scan(data: Data) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
+from op_tools.autocompare import clones
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.identities.attention import Attention
 from op_tools.autocompare.identities.convolutions import Convolution
@@ -37,7 +38,6 @@ from op_tools.autocompare.strategy import (
     PendingCall,
     PendingProof,
     Strategy,
-    clone,
     wants_gradients,
 )  # fmt: skip
 from op_tools.core.call import OpCall
@@ -222,7 +222,7 @@ class _InProgress(CallInProgress):
         may_change = self.works_in_place or catalogue.of(call.name) is None
         with _undisturbed():
             if may_change and is_small(self.live.tensors):
-                self.given = self.live.mapped(clone)
+                self.given = self.live.mapped(clones.as_it_lies)
             elif self.works_in_place:
                 self.in_place = InPlace.of(call.name, self.live)
 

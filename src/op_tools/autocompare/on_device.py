@@ -11,6 +11,7 @@ from collections import Counter
 from enum import Enum
 
 from op_tools.autocompare.by_identities import Proofs
+from op_tools.autocompare.clones import clone
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.foreach_lists import Joined
 from op_tools.autocompare.identities.whole import OfView
@@ -23,7 +24,6 @@ from op_tools.autocompare.strategy import (
     PendingCall,
     PendingProof,
     Strategy,
-    clone,
     wants_gradients,
 )
 from op_tools.core.call import OpCall

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_tools.autocompare.clones import clone, clones_of
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.foreach_lists import Joined
 from op_tools.autocompare.observed import ObservedCall, copied
@@ -22,8 +23,6 @@ from op_tools.autocompare.strategy import (
     Pending,
     PendingCall,
     Strategy,
-    clone,
-    clones_of,
     device_of,
     wants_gradients,
 )

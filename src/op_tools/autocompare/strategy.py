@@ -332,19 +332,6 @@ def device_of(call: OpCall) -> torch.device | None:
     return None
 
 
-def clone(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def clones_of(tensors: list[Tensor]) -> list[Tensor]:
-    """A tensor that comes twice has one copy."""
-    made: dict[int, Tensor] = {}
-    for tensor in tensors:
-        if id(tensor) not in made:
-            made[id(tensor)] = clone(tensor)
-    return [made[id(tensor)] for tensor in tensors]
-
-
 def _may_write(name: str, func: Any) -> bool:
     """Whether the op writes into arguments without counting up their versions, at least at times."""
     return bool(silent_places(name, func if isinstance(func, REGISTERED) else None)[0])

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from op_tools.autocompare import clones
 from op_tools.autocompare.identities.proof import Proof, Sample
 from op_tools.autocompare.observed import ObservedCall, copied
-from op_tools.autocompare.strategy import clone, clones_of
 from op_tools.core.gradients import Gradients
 from op_tools.values import trees
 
@@ -23,11 +23,11 @@ class Whole:
     """One small call. One that works in place has copies of what it was given, and `kept` what that is now."""
 
     def __init__(self, call: ObservedCall) -> None:
-        given = call.given if call.changed else call.given.mapped(clone)
+        given = call.given if call.changed else call.given.mapped(clones.as_it_lies)
         if call.kept is None:
-            kept, result = None, trees.map_tensors(clone, call.result)
+            kept, result = None, trees.map_tensors(clones.as_it_lies, call.result)
         else:  # a call that works in place returns one of its arguments
-            kept, result = call.kept.copied_with(call.result, clones_of)
+            kept, result = call.kept.copied_with(call.result, clones.all_as_they_lie)
         self._call = replace(call, given=given, kept=kept, result=result, given_on_device=None)
 
     @classmethod
@@ -41,7 +41,7 @@ class Whole:
         yield Sample(self._call)
 
     def backward(self, gradients: Gradients) -> Iterator[Proof]:
-        yield Sample(self._call.for_backward(), copied(gradients, clones_of))
+        yield Sample(self._call.for_backward(), copied(gradients, clones.all_as_they_lie))
 
     def tensors(self) -> list[Tensor]:
         return []  # it has copies
@@ -61,7 +61,7 @@ class OfView:
         return iter(())
 
     def backward(self, gradients: Gradients) -> Iterator[Proof]:
-        yield Sample(self._call, copied(gradients, clones_of))
+        yield Sample(self._call, copied(gradients, clones.all_as_they_lie))
 
     def tensors(self) -> list[Tensor]:
         return []
