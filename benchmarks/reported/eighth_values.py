@@ -14,6 +14,7 @@ from torch.nn import functional
 
 SHORT_NUMBERS = (*FLOAT16, *BFLOAT16)
 KEPT_IN_FLOAT32 = "PyTorch's own kernels for CUDA keep the squares in float32, too, and these leave its range"
+BY_DIVISION = "torch documents fmod by a division that is rounded, too, and that formula gives this"
 ANY_OF_EQUALS = "which of equal values is named is free"
 
 # ---- element by element ----------------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ def degrees(data: Data) -> Tensor:
     return torch.fmod(data.tensor([1.0, 2.0, 5.0, 10.0, 20.0, 360.0, 1.05, -7.77]), 0.1)
 
 
-@eighth("aten.fmod.Scalar", "tenstorrent/tt-metal#56384", program=degrees)
+@eighth("aten.fmod.Scalar", "tenstorrent/tt-metal#56384", program=degrees, hidden=BY_DIVISION)
 def rest_of_a_division_multiplies_by_an_inverse(call: Broken) -> Wrong:
     """The inverse of the divisor is rounded up, and the whole part with it."""
     divisor = torch.tensor(call["other"], dtype=torch.float32)
