@@ -14,7 +14,8 @@ termination.py         SIGTERM; interruption.py: what must wait until the progra
 autograd_functions.py  calls of autograd.Function.apply, and Python code that backward runs
 third_party.py         functions that torch does not dispatch; graphs.py: CUDA graphs
 compiled_code.py       the user's lines in compiled code; dynamo.py: torch.compile does not compile ours
-inductor.py            fused kernels, as calls; fused_regions.py: which calls a graph is cut into
+inductor.py            fused kernels, as calls; fused_regions.py: which calls a graph is cut into;
+                       generated_source.py: which kernels compute them
 exemptions.py          functions of torch that run without our mode: optimizers.py, fast_paths.py
 module_calls.py        hears of calls of modules; backward_passes.py: of backward passes
 """

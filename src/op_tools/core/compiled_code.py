@@ -10,8 +10,9 @@ import linecache
 import os
 import re
 import sys
+import weakref
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from torch import fx
 from torch._ops import OpOverload
@@ -23,6 +24,11 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+), in (?P<function
 _ROOT = re.compile(r"(?:[LG]\['\w+'\]|self|L__self___?)\.?")
 _MEMBER = re.compile(r"\._modules\['([^']+)'\]|\['?([^'\]]+)'?\]")
 
+
+IsOwn = Callable[[str], bool]  # whether a file is torch's or ours, and no user's
+
+# GraphModules that were compiled themselves, by the file of their code
+_graph_modules: weakref.WeakValueDictionary[str, fx.GraphModule] = weakref.WeakValueDictionary()
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # Dynamo compiles it along when a tool is on
 
@@ -57,14 +63,31 @@ def may_run(file: str) -> bool:
     return file == RUNS_NODE.co_filename or file.startswith(_GRAPH_FILE) or file in _line_maps()
 
 
-def origin(frame: FrameType, own_folders: tuple[str, ...]) -> Origin | None:
+def origin(frame: FrameType, is_own: IsOwn) -> Origin | None:
     """Of what a frame of generated code is doing now; None where torch does not tell."""
-    if frame.f_code is RUNS_NODE:
-        return of_node(frame.f_locals.get("n"), own_folders)
     file = frame.f_code.co_filename
-    if file.startswith(_GRAPH_FILE):
-        return of_node(_node_in(frame), own_folders)
-    return of_generated_line(file, frame.f_lineno, own_folders)
+    if frame.f_code is RUNS_NODE:
+        found = of_node(frame.f_locals.get("n"), is_own)
+    elif file.startswith(_GRAPH_FILE):
+        found = of_node(_node_in(frame), is_own)
+    else:
+        found = of_generated_line(file, frame.f_lineno, is_own)
+    if found is None or not found.file.startswith(_GRAPH_FILE):
+        return found
+    return _of_inner_graph(found, frame, is_own)
+
+
+def _of_inner_graph(place: Origin, frame: FrameType, is_own: IsOwn) -> Origin | None:
+    """What was compiled is itself the code of a graph, such as an exported program: it has nodes of its own."""
+    above: FrameType | None = frame
+    while above is not None:
+        running = above.f_locals.get("self") if above.f_code.co_filename == place.file else None
+        if isinstance(running, fx.GraphModule):
+            _graph_modules[place.file] = running
+        above = above.f_back
+    module = _graph_modules.get(place.file)  # none is running in backward
+    found = None if module is None else of_node(_node_at(module, place.file, place.line), is_own)
+    return None if found is None else found._replace(is_backward=place.is_backward)
 
 
 def is_lowered(frame: FrameType) -> bool:
@@ -73,11 +96,11 @@ def is_lowered(frame: FrameType) -> bool:
     return isinstance(getattr(node, "target", None), OpOverload)
 
 
-def of_node(node: Any, own_folders: tuple[str, ...]) -> Origin | None:
+def of_node(node: Any, is_own: IsOwn) -> Origin | None:
     """Of a node of a graph: the user's line, and the module whose forward it was in."""
     if not isinstance(node, fx.Node):
         return None
-    found = of_stack(node.meta.get("stack_trace") or "", own_folders)
+    found = of_stack(node.meta.get("stack_trace") or "", is_own)
     if found is None:
         return None
     modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
@@ -88,20 +111,20 @@ def of_node(node: Any, own_folders: tuple[str, ...]) -> Origin | None:
     return found._replace(path=path, module_class=kind, is_backward=_is_backward(node))
 
 
-def of_generated_line(file: str, line: int, own_folders: tuple[str, ...]) -> Origin | None:
+def of_generated_line(file: str, line: int, is_own: IsOwn) -> Origin | None:
     """Of a line of Inductor's generated code."""
     map_of_file = _line_maps().get(file)
     if not map_of_file:
         return None
     lines, stacks = map_of_file
     known = [stack for start, stack in zip(lines, stacks) if start <= line and stack]
-    return of_stack(str(known[-1]), own_folders) if known else None
+    return of_stack(str(known[-1]), is_own) if known else None
 
 
-def of_stack(text: str, own_folders: tuple[str, ...]) -> Origin | None:
+def of_stack(text: str, is_own: IsOwn) -> Origin | None:
     """The innermost frame of a formatted stack that is the user's own; torch's, if there is no other."""
     frames = [frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_OURS)]
-    users = [frame for frame in frames if not frame["file"].startswith(own_folders)]
+    users = [frame for frame in frames if not is_own(frame["file"])]
     if not frames:
         return None
     frame = (users or frames)[-1]
@@ -122,18 +145,20 @@ def _line_maps() -> dict[str, Any]:
 
 def _node_in(frame: FrameType) -> fx.Node | None:
     """The node that a GraphModule's generated `forward` has come to."""
-    module: Any = frame.f_locals.get("self")
-    if not isinstance(module, fx.GraphModule):
-        return None
+    module = frame.f_locals.get("self")
+    return _node_at(module, frame.f_code.co_filename, frame.f_lineno) if isinstance(module, fx.GraphModule) else None
+
+
+def _node_at(module: Any, file: str, line: int) -> fx.Node | None:
+    """The node of a line of a GraphModule's code."""
     nodes = list(module.graph.nodes)
     numbers, start = getattr(module, "_lineno_map", None), getattr(module, "_prologue_start", None)
     if numbers is not None and start is not None:
-        number = numbers.get(frame.f_lineno - start)
+        number = numbers.get(line - start)
         return nodes[number] if number is not None and number < len(nodes) else None
     # older releases have no map: a line begins with the name of its node
     names = {node.name: node for node in nodes}
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    return names.get(line.partition("=")[0].strip())
+    return names.get(linecache.getline(file, line).partition("=")[0].strip())
 
 
 def _plain_path(path: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -19,14 +19,10 @@ from torch import Tensor
 from op_tools.core.compiled_code import Origin
 
 _PLACE = re.compile(r"# File: (?P<file>.*?):(?P<line>\d+) in (?P<function>.*?), code: ?(?P<code>.*)")
-_KERNEL = re.compile(r"^(?P<kernel>\w+) = async_compile\.", re.MULTILINE)
-_RETURNS = re.compile(r"^#   return (?P<names>.*)$", re.MULTILINE)
-_COMPUTES = re.compile(r"^#   %(?P<name>\w+) .*?= call_function\[", re.MULTILINE)
 _IN_PLACE = re.compile(r"torch\.ops\.aten\.(?P<op>\w*[a-z0-9])_\.\w+$")  # copy_, or what needs no copy: index_put_
 _DRAWS = re.compile(
     r"\b(?:prims\.inductor_(?:seeds?|random|randint|lookup_seed)|aten\.(?:rand|bernoulli|normal|native_dropout))"
 )
-_REUSES = re.compile(r"^(?P<line>.*)(?:#|//) reuse$", re.MULTILINE)
 _MOVES_ONLY = re.compile(
     r"aten\.(?:permute|view|_unsafe_view|reshape|unsqueeze|squeeze|expand|slice|select|t|alias|as_strided)\."
 )
@@ -170,28 +166,8 @@ def _written(steps: list[Step], inputs: list[str]) -> dict[str, str]:
     return {value: name for name, value in last.items()}
 
 
-def kernels_of(source: str) -> dict[str, str]:
-    """By the name of a value: the kernel that computes it, as far as the comments of the generated source tell."""
-    found: dict[str, str] = {}
-    start = 0
-    for match in _KERNEL.finditer(source):
-        comments = source[start : match.start()]
-        names = {name["name"] for name in _COMPUTES.finditer(comments)}
-        for returned in _RETURNS.finditer(comments):
-            names.update(name.strip().lstrip("%") for name in returned["names"].split(","))
-        found.update(dict.fromkeys(names, match["kernel"]))
-        start = match.end()
-    return found
-
-
-def overwritten(source: str, inputs: list[str]) -> set[int]:
-    """The places of inputs whose memory the generated source takes for a result: activations, in backward."""
-    names = {name for line in _REUSES.finditer(source) for name in re.findall(r"\w+", line["line"])}
-    return {place for place, name in enumerate(inputs) if name in names}
-
-
-def cut(graph: GraphText, kernels: dict[str, str], label: str) -> list[Region]:
-    """The regions of a graph, each as small as the values that are known allow."""
+def cut(graph: GraphText, kernels: Mapping[str, list[str]], label: str) -> list[Region]:
+    """The regions of a graph, each as small as the values that are known allow. `kernels`: by name of a value."""
     by_name = {step.name: step for step in graph.steps}
     order = {step.name: place for place, step in enumerate(graph.steps)}
     outputs = sorted({name for name in (*graph.outputs, *graph.written) if name in by_name}, key=order.__getitem__)
@@ -213,12 +189,12 @@ def cut(graph: GraphText, kernels: dict[str, str], label: str) -> list[Region]:
             continue
         used = dict.fromkeys(name for step in steps_of for name in sorted(step.uses))
         reads = [name for name in used if name in known and name not in names]
-        named = list(dict.fromkeys(kernels[step.name] for step in steps_of if step.name in kernels))
+        named = list(dict.fromkeys(kernel for step in steps_of for kernel in kernels.get(step.name, ())))
         regions.append(Region(steps_of, reads, writes, named, label))
     return regions
 
 
-def _is_fused(step: Step, kernels: dict[str, str]) -> bool:
+def _is_fused(step: Step, kernels: Mapping[str, list[str]]) -> bool:
     """Whether a kernel computes it that Inductor has generated."""
     is_call = _LIBRARY.search(step.text) or isinstance(step.value, ast.Subscript)
     return step.name in kernels or not (is_call or _MOVES_ONLY.search(step.text))

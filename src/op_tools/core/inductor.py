@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ditorch_shared.imports import after_import
-from op_tools.core import dynamo, fused_regions, where
+from op_tools.core import dynamo, fused_regions, generated_source, where
 from op_tools.core.autograd_functions import mode_of_this_thread
 from op_tools.core.fused_regions import Region, UnreadableGraphError
 from op_tools.core.modes import with_modes_aside
@@ -41,9 +41,11 @@ class CutGraph:
         details = compiled.fx_kwargs
         label = f"{'backward' if details.get('is_backward') else 'forward'}_{details.get('graph_id') or 0}"
         self.inputs, self.outputs, self._written = graph.inputs, graph.outputs, graph.written
-        overwritten = fused_regions.overwritten(compiled.source_code, graph.inputs)
+        source = compiled.source_code
+        overwritten = generated_source.overwritten(source, graph.inputs)
         self.changed = overwritten.union(getattr(compiled, "mutated_input_idxs", ()))  # places of inputs
-        self.regions = fused_regions.cut(graph, fused_regions.kernels_of(compiled.source_code), label)
+        kernels = generated_source.kernels_of(source, graph.outputs, graph.written)
+        self.regions = fused_regions.cut(graph, kernels, label)
 
     def values(self, given: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
         """`given`: the inputs as they were before it ran."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import traceback
 import weakref
 from collections.abc import Iterator
@@ -37,6 +38,9 @@ _OWN_FOLDERS = (
         )
     ),
 )
+# copy.deepcopy, functools and their like call torch in the user's name; what is installed may lie below
+_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 # of plain files; those of compiled code are not in it, for the C++ helper leaves it to us where it meets one
 _is_users_file: dict[str, bool] = {}
 # the function that runs a module's forward; its local `self` is the module
@@ -141,6 +145,7 @@ def here(with_stack: bool = False) -> Where:
     module = None
     users: FrameType | None = None
     generated: FrameType | None = None  # compiled code of which torch tells nothing
+    in_library: FrameType | None = None  # Python's own code: all there is where a thread's function is torch's
     in_torch: Where | None = None  # compiled code of a function of torch's own, such as an optimizer's
     while frame is not None and (users is None or module is None):
         code = frame.f_code
@@ -154,17 +159,19 @@ def here(with_stack: bool = False) -> Where:
                 is_users = _is_users(code.co_filename)
                 if compiled_code.runs(code):
                     compiled = _in_compiled_code(frame, with_stack)
-                    if compiled is not None and not compiled.line().startswith(_OWN_FOLDERS):
+                    if compiled is not None and not _is_own(compiled.line().partition(":")[0]):
                         return compiled
                     in_torch = in_torch or compiled
                     is_told = compiled is not None or generated is not None
                     is_users = not is_told and not compiled_code.is_lowered(frame)
                     generated = generated or frame
             users = frame if is_users else None
+            if in_library is None and code.co_filename.startswith(_LIBRARY):
+                in_library = frame
         frame = frame.f_back
     if users is None and in_torch is not None:
         return in_torch
-    users = users or generated
+    users = users or generated or in_library
     if users is None:
         return NOWHERE
     stack = "".join(traceback.format_stack(users)) if with_stack else None
@@ -176,9 +183,16 @@ def _is_generated(module: Any) -> bool:
     return isinstance(getattr(module, "_orig_mod", module), GraphModule)
 
 
+def _is_own(file: str) -> bool:
+    """Whether a file is torch's, Python's or ours."""
+    if file.startswith(_LIBRARY):
+        return not any(name in file for name in _INSTALLED) or file.startswith(_OWN_FOLDERS)
+    return file.startswith(_OWN_FOLDERS)
+
+
 def _is_users(file: str) -> bool:
     """Whether a file is the user's; remembered, but for those of compiled code."""
-    is_users = not file.startswith(_OWN_FOLDERS)
+    is_users = not _is_own(file)
     if not compiled_code.may_run(file):
         _is_users_file[file] = is_users
     return is_users
@@ -191,7 +205,7 @@ def _in_compiled_code(frame: FrameType, with_stack: bool) -> Where | None:
     if known is None or known[0] is not frame.f_code or frame.f_code is compiled_code.RUNS_NODE:
         if len(_origins) >= _MAX_LINES:
             _origins.clear()
-        known = _origins[key] = (frame.f_code, compiled_code.origin(frame, _OWN_FOLDERS))
+        known = _origins[key] = (frame.f_code, compiled_code.origin(frame, _is_own))
     origin = known[1]
     if origin is None:
         return None

@@ -121,6 +121,22 @@ def test_a_function_without_a_file_is_named_and_not_a_line_of_ours(device):
     assert module == ""
 
 
+def test_an_exported_program_is_shown_with_the_lines_that_it_was_made_from(device):
+    """Its code is that of a graph, and is compiled itself."""
+    x = torch.randn(4, 16, device=device)
+    exported = torch.export.export(Model().to(device), (x,)).module()
+    compiled = torch.compile(exported, backend="aot_eager")
+    with Recorder() as recorder:
+        compiled(x.requires_grad_()).backward()
+    up, down = line_of(Block.forward, "self.up"), line_of(Block.forward, "self.down")
+    assert places(recorder, "aten.addmm.default") == [
+        (up, "blocks.0.up"), (down, "blocks.0.down"), (up, "blocks.1.up"), (down, "blocks.1.down")
+    ]  # fmt: skip
+    assert set(places(recorder, "aten.gelu_backward.default")) == {
+        (up + "  (its backward)", "blocks.1"), (up + "  (its backward)", "blocks.0")
+    }  # fmt: skip
+
+
 def test_a_compiled_optimizer_is_shown_with_the_users_line(device):
     """Its own lines are torch's."""
     weight = torch.ones(4, device=device, requires_grad=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -155,3 +157,18 @@ def test_code_that_our_packages_share_is_no_line_of_the_users(device):
     with Recorder() as recorder:
         shared["unseen"](x.exp)
     assert recorder.calls[-1].where.line().endswith('shared["unseen"](x.exp)')
+
+
+def test_code_of_pythons_own_is_no_line_of_the_users(device):
+    weight = nn.Parameter(torch.ones(2, device=device))
+    with Recorder() as recorder:
+        copy.deepcopy(weight)
+    assert recorder.calls[-1].where.line().endswith("copy.deepcopy(weight)")
+
+
+def test_a_line_of_pythons_own_is_better_than_none(device):
+    x, recorder = torch.ones(2, device=device), Recorder()
+    with ThreadPoolExecutor(1, initializer=recorder.start) as pool:
+        pool.submit(torch.exp, x).result()
+        pool.submit(recorder.stop).result()
+    assert "concurrent/futures/thread.py" in recorder.calls[-1].where.line()
