@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from op_tools.core.compiled_code import Origin
+from op_tools.core.where import is_own
 
 _PLACE = re.compile(r"# File: (?P<file>.*?):(?P<line>\d+) in (?P<function>.*?), code: ?(?P<code>.*)")
 _IN_PLACE = re.compile(r"torch\.ops\.aten\.(?P<op>\w*[a-z0-9])_\.\w+$")  # copy_, or what needs no copy: index_put_
@@ -63,7 +64,7 @@ class Region:
     def __init__(self, steps: list[Step], reads: list[str], writes: list[str], kernels: list[str], label: str) -> None:
         self.reads, self.writes = reads, writes
         self.name = f"torch.compile.{kernels[0] if len(kernels) == 1 else f'{label}.{writes[-1]}'}"
-        self.line = _line(steps, kernels)  # "" where the graph tells none
+        self.line = _line(steps, kernels)  # "" where the graph tells none of the user's
         self.draws = any(_DRAWS.search(step.text) for step in steps)
         self._steps = steps
         self._function: Callable[..., Any] | None = None
@@ -251,7 +252,7 @@ class _Freed(ast.NodeTransformer):
 
 def _line(steps: list[Step], kernels: list[str]) -> str:
     """The user's line that a region ends in, the others that are fused with it, and the kernels."""
-    places = list(dict.fromkeys(step.place for step in steps if step.place is not None))
+    places = list(dict.fromkeys(step.place for step in steps if step.place is not None and not is_own(step.place.file)))
     if not places:
         return ""
     others = sorted({f"{place.file.rpartition('/')[2]}:{place.line}" for place in places[:-1]})

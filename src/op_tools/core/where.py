@@ -159,7 +159,7 @@ def here(with_stack: bool = False) -> Where:
                 is_users = _is_users(code.co_filename)
                 if compiled_code.runs(code):
                     compiled = _in_compiled_code(frame, with_stack)
-                    if compiled is not None and not _is_own(compiled.line().partition(":")[0]):
+                    if compiled is not None and not is_own(compiled.line().partition(":")[0]):
                         return compiled
                     in_torch = in_torch or compiled
                     is_told = compiled is not None or generated is not None
@@ -183,7 +183,7 @@ def _is_generated(module: Any) -> bool:
     return isinstance(getattr(module, "_orig_mod", module), GraphModule)
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
     """Whether a file is torch's, Python's or ours."""
     if file.startswith(_LIBRARY):
         return not any(name in file for name in _INSTALLED) or file.startswith(_OWN_FOLDERS)
@@ -192,7 +192,7 @@ def _is_own(file: str) -> bool:
 
 def _is_users(file: str) -> bool:
     """Whether a file is the user's; remembered, but for those of compiled code."""
-    is_users = not _is_own(file)
+    is_users = not is_own(file)
     if not compiled_code.may_run(file):
         _is_users_file[file] = is_users
     return is_users
@@ -205,7 +205,7 @@ def _in_compiled_code(frame: FrameType, with_stack: bool) -> Where | None:
     if known is None or known[0] is not frame.f_code or frame.f_code is compiled_code.RUNS_NODE:
         if len(_origins) >= _MAX_LINES:
             _origins.clear()
-        known = _origins[key] = (frame.f_code, compiled_code.origin(frame, _is_own))
+        known = _origins[key] = (frame.f_code, compiled_code.origin(frame, is_own))
     origin = known[1]
     if origin is None:
         return None

@@ -143,6 +143,17 @@ def test_lines_that_have_moved_since_the_graph_was_compiled_are_found_again(tmp_
     assert {step.place.line for step in graph.steps} == {4, 5}
 
 
+def test_a_line_of_torchs_own_is_not_told():
+    """Where a function of torch's is written in Python, the graph names its line."""
+    text = TEXT.replace(
+        "model.py:10 in forward, code: return torch.relu(h * w)", f"{torch.__file__}:1 in pad, code: pad()"
+    )
+    mean, relu = fused_regions.cut(fused_regions.read(text), {}, "forward_0")
+    assert mean.line == relu.line == "model.py:9 forward: h = norm(x)"
+    (only,) = fused_regions.cut(fused_regions.read(text.replace("model.py:9 in", f"{torch.__file__}:2 in")), {}, "")[:1]
+    assert only.line == ""
+
+
 def test_random_numbers_are_not_drawn_again():
     text = TEXT.replace("torch.ops.aten.relu.default(convert)", "torch.ops.prims.inductor_random.default([4], convert)")
     (region,) = [part for part in fused_regions.cut(fused_regions.read(text), {}, "forward_0") if part.draws]
