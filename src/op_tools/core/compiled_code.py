@@ -91,7 +91,9 @@ def _of_inner_graph(place: Origin, frame: FrameType, is_own: IsOwn) -> Origin | 
 
 
 def is_lowered(frame: FrameType) -> bool:
-    """Whether it is at a kernel's call: AOTAutograd has made the graph, and its text is nothing that a user knows."""
+    """Whether it is at a kernel's call: AOTAutograd or Inductor has made its text, which is nothing that a user knows."""
+    if frame.f_code.co_filename in _line_maps():
+        return True
     node = frame.f_locals.get("n") if frame.f_code is RUNS_NODE else _node_in(frame)
     return isinstance(getattr(node, "target", None), OpOverload)
 

@@ -18,6 +18,7 @@ import op_tools
 from op_tools.core import fused_regions, generated_source
 
 from ...conftest import DEVICE
+from ..recorder import Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # Inductor's advice on CUDA
 
@@ -302,6 +303,17 @@ def test_what_backward_overwrites_is_read_before_it_does(inductor, tmp_path):
     with _tool("OpAutoCompare", tmp_path) as tool:
         compiled(data).backward()
     assert not list(tool.results)
+
+
+@pytest.mark.slow
+def test_what_generated_code_calls_of_its_own_has_a_line_of_the_users(inductor):
+    """Here the seeds of random numbers, of which Inductor's map of lines knows nothing."""
+    compiled = torch.compile(lambda x: (x + torch.rand_like(x)).sin(), backend="inductor")
+    recorder = Recorder()
+    recorder.sees_cpu = REAL == "cpu"
+    with recorder:
+        compiled(torch.ones(8, device=REAL))
+    assert {call.where.line().partition(":")[0] for call in recorder.calls} == {__file__}
 
 
 @pytest.mark.slow
