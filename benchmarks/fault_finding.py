@@ -322,6 +322,7 @@ class Outcome:
     used: set[tuple[int, str]] = field(default_factory=set)
     guilty: set[int] = field(default_factory=set)
     blamed: dict[str, set[tuple[int, str]]] = field(default_factory=dict)
+    places: dict[int, tuple[str, str]] = field(default_factory=dict)  # line and module of those that used it
     calls: int = 0
     values: int = 0
     alarms: dict[str, list[str]] = field(default_factory=dict)
@@ -333,34 +334,10 @@ def observed(work: Callable[[], object], injected: Any, reference: str, spares: 
     `spares`: what the tool itself runs on the device uses healthy kernels. On a real chip it would not.
     """
     import op_tools
-    from op_tools.core.tool import Tool
 
     struck = (lambda: sum(injected.effective.values())) if injected is not None else (lambda: 0)
     healthy = functools.partial(spared, injected if spares else None)
     outcome = Outcome(blamed={"allclose": set(), "verdict": set()}, alarms={"allclose": [], "verdict": []})
-
-    class Truth(Tool):
-        hook, prefix = "TruthHook", "TRUTH"
-        innermost = watches_gradients = times_gradients = True
-
-        def before(self, call: Any) -> int:
-            return struck()
-
-        def after(self, call: Any, before: int) -> list[int]:
-            outcome.calls += 1
-            if struck() > before:
-                # what forward has computed wrong and kept, backward uses
-                outcome.used.update([(call.id, "forward"), (call.id, "backward")])
-                outcome.guilty.add(call.id)
-            return [0]
-
-        def begins(self, call: Any, state: list[int]) -> None:
-            state[0] = struck()
-
-        def ends(self, call: Any, state: list[int]) -> None:
-            if struck() > state[0]:
-                outcome.used.add((call.id, "backward"))
-                outcome.guilty.add(call.id)
 
     class Compare(op_tools.OpAutoCompare):
         """With `spares`, the device as reference is a healthy one: it cannot see what higher precision shares."""
@@ -382,13 +359,46 @@ def observed(work: Callable[[], object], injected: Any, reference: str, spares: 
                 super().stopped()
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        with Compare(verbose=0, out=folder, reference=reference), Truth(verbose=0):
+        with Compare(verbose=0, out=folder, reference=reference), truth(outcome, struck):
             work()
         for path in Path(folder).glob("op_autocompare_result/*.csv"):
             with open(path, newline="") as file:
                 for row in csv.DictReader(file):
                     _take(row, outcome)
     return outcome
+
+
+def truth(outcome: Outcome, struck: Callable[[], int]) -> Any:
+    """A tool that notes which calls a fault has struck."""
+    from op_tools.core.tool import Tool
+
+    class Truth(Tool):
+        hook, prefix = "TruthHook", "TRUTH"
+        innermost = watches_gradients = times_gradients = True
+
+        def before(self, call: Any) -> int:
+            return struck()
+
+        def after(self, call: Any, before: int) -> list[int]:
+            outcome.calls += 1
+            if struck() > before:
+                # what forward has computed wrong and kept, backward uses
+                self._used(call, "forward", "backward")
+            return [0]
+
+        def begins(self, call: Any, state: list[int]) -> None:
+            state[0] = struck()
+
+        def ends(self, call: Any, state: list[int]) -> None:
+            if struck() > state[0]:
+                self._used(call, "backward")
+
+        def _used(self, call: Any, *phases: str) -> None:
+            outcome.used.update((call.id, phase) for phase in phases)
+            outcome.guilty.add(call.id)
+            outcome.places[call.id] = (call.where.line(), call.where.module)
+
+    return Truth(verbose=0)
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ def _of_inner_graph(place: Origin, frame: FrameType, is_own: IsOwn) -> Origin | 
 
 
 def is_lowered(frame: FrameType) -> bool:
-    """Whether it is at a kernel's call: AOTAutograd or Inductor has made its text, which is nothing that a user knows."""
+    """Whether it is at a kernel's call: AOTAutograd or Inductor has made its text, and no user knows that."""
     if frame.f_code.co_filename in _line_maps():
         return True
     node = frame.f_locals.get("n") if frame.f_code is RUNS_NODE else _node_in(frame)

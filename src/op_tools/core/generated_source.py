@@ -75,12 +75,19 @@ class _Flow:
 
     def __init__(self, parameters: Mapping[str, list[str]], known: set[str]) -> None:
         self.made: dict[str, set[str]] = {}  # by buffer: the kernels that it comes from
+        self._bases: dict[str, str] = {}  # by buffer: the one that it is a part of
         self._parameters, self._known = parameters, known
 
     def follow(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            # another name for the same memory, or the result of a library's kernel
-            self.made[statement.targets[0].id] = self._behind(_buffers(statement.value))
+            # another name for the same memory, a part of it, or the result of a library's kernel
+            name, read = statement.targets[0].id, _buffers(statement.value)
+            self.made[name] = self._behind(read)
+            if _is_view(statement.value):
+                self._bases[name] = read[0]
+        elif isinstance(statement, ast.Delete):  # what is left of it is taken for something else
+            gone = {target.id for target in statement.targets if isinstance(target, ast.Name)}
+            self._bases = {name: base for name, base in self._bases.items() if base not in gone}
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             self._call(statement.value)
 
@@ -97,6 +104,10 @@ class _Flow:
             changed = outs or given[:1]  # without `out`, it works in place
             made = self._behind(_buffers(call)).union(*(self.made.get(name, ()) for name in changed if not outs))
         self.made.update(dict.fromkeys(changed, made))
+        for name in changed:  # as the parts of a `cat` are
+            base = self._bases.get(name)
+            if base is not None:
+                self.made[base] = self.made.get(base, set()) | made
 
     def _behind(self, buffers: Iterable[str]) -> set[str]:
         return set().union(*(self.made.get(name, ()) for name in buffers if name not in self._known))
@@ -120,6 +131,11 @@ def _without_blocks(body: list[ast.stmt]) -> list[ast.stmt]:
 def _elements(statement: ast.stmt) -> list[ast.expr]:
     is_tuple = isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple)
     return statement.value.elts if is_tuple else []  # type: ignore[attr-defined]
+
+
+def _is_view(expression: ast.expr) -> bool:
+    is_call = isinstance(expression, ast.Call) and isinstance(expression.func, ast.Name)
+    return isinstance(expression, ast.Name) or (is_call and expression.func.id == "reinterpret_tensor")  # type: ignore[attr-defined]
 
 
 def _first_buffer(expression: ast.expr) -> str:
