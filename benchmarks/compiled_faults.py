@@ -67,10 +67,13 @@ class Batch:
 
     program: str
     faults: list[Fault] = field(default_factory=list)
-    not_counted: dict[str, int] = field(default_factory=lambda: collections.defaultdict(int))
+    not_counted: dict[str, int] = field(default_factory=dict)
     healthy_calls: int = 0
     alarms: list[str] = field(default_factory=list)
     left_out: str = ""  # why nothing was tried
+
+    def pass_over(self, reason: str) -> None:
+        self.not_counted[reason] = self.not_counted.get(reason, 0) + 1
 
 
 class Work:
@@ -156,18 +159,18 @@ def _one_op(batch: Batch, work: Work, kernel: str, phase: str, text: str) -> Non
     try:
         change = fault_finding.changed_by(text, work)
         if change != "something":
-            batch.not_counted[change] += 1
+            batch.pass_over(change)
             return
         with faults.inject(text) as injected:
             outcome = fault_finding.observed(work, injected, "cpu")
     except FaultError:
-        batch.not_counted["no such kernel"] += 1
+        batch.pass_over("no such kernel")
         return
     except Exception as error:  # noqa: BLE001  what raises needs no tool to be found
-        batch.not_counted[f"raises {type(error).__name__}"] += 1
+        batch.pass_over(f"raises {type(error).__name__}")
         return
     if not outcome.used:
-        batch.not_counted["in no call"] += 1
+        batch.pass_over("in no call")
         return
     right = outcome.blamed["verdict"] & outcome.used
     places = [outcome.places[call] for call, _ in right]
@@ -219,10 +222,10 @@ def _fused(batch: Batch, work: Work, options: argparse.Namespace, number: int) -
             with fused.broken(kernel, fault):
                 changed, rows = _blamed(work)
         except Exception as error:  # noqa: BLE001  what raises needs no tool to be found
-            batch.not_counted[f"raises {type(error).__name__}"] += 1
+            batch.pass_over(f"raises {type(error).__name__}")
             continue
         if all(map(_is_rounding, healthy, changed)):
-            batch.not_counted["nothing, or a rounding"] += 1
+            batch.pass_over("nothing, or a rounding")
             continue
         right = [row for row in rows if kernel.name in row["name"] or kernel.name in row["where"]]
         batch.faults.append(

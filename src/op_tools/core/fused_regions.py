@@ -37,11 +37,12 @@ class UnreadableGraphError(Exception):
 
 
 class Step(NamedTuple):
-    """One node of a graph: `name = op(…)`."""
+    """One node of a graph: `name = op(…)`. `uses`: other nodes; `calls`: the graph's own functions."""
 
     name: str
     value: ast.expr
     uses: frozenset[str]
+    calls: frozenset[str]
     text: str
     place: Origin | None
 
@@ -50,22 +51,34 @@ class GraphText(NamedTuple):
     """What the text of a graph says. An output that is no value of the graph, such as None, is "".
 
     `written`: values that are in an input's memory in the end, and that input: buffers, caches, an optimizer's state.
+    `parts`: the functions that ops of higher order call (cond, scan, flex_attention), by name.
     """
 
     inputs: list[str]
     steps: list[Step]
     outputs: list[str]
     written: dict[str, str]
+    parts: dict[str, ast.FunctionDef]
 
 
 class Region:
     """A part of a graph that is run again op by op. `reads` and `writes` are names of the graph's values."""
 
-    def __init__(self, steps: list[Step], reads: list[str], writes: list[str], kernels: list[str], label: str) -> None:
+    def __init__(
+        self,
+        steps: list[Step],
+        reads: list[str],
+        writes: list[str],
+        kernels: list[str],
+        label: str,
+        parts: Mapping[str, ast.FunctionDef],
+    ) -> None:
         self.reads, self.writes = reads, writes
         self.name = f"torch.compile.{kernels[0] if len(kernels) == 1 else f'{label}.{writes[-1]}'}"
         self.line = _line(steps, kernels)  # "" where the graph tells none of the user's
-        self.draws = any(_DRAWS.search(step.text) for step in steps)
+        self._parts = [part for name, part in parts.items() if any(name in step.calls for step in steps)]
+        texts = [*(step.text for step in steps), *map(ast.unparse, self._parts)]
+        self.draws = any(_DRAWS.search(text) for text in texts)
         self._steps = steps
         self._function: Callable[..., Any] | None = None
 
@@ -74,7 +87,7 @@ class Region:
         if self.draws:
             raise NotImplementedError("it draws random numbers inside of compiled code")
         if self._function is None:
-            self._function = _compiled(self._steps, self.reads, self.writes)
+            self._function = _compiled(self._steps, self.reads, self.writes, self._parts)
         tensors = [value for value in values if isinstance(value, Tensor)]
         device = tensors[0].device if tensors else torch.device("cpu")
         floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
@@ -97,23 +110,48 @@ def read(text: str) -> GraphText:
         module = ast.parse(text.replace("class <lambda>(", "class GraphModule("))  # so it is called without gradients
     except SyntaxError as error:
         raise UnreadableGraphError(f"its text has {error.msg} in line {error.lineno}") from None
-    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
-    if len(functions) != 1:
-        raise UnreadableGraphError(f"it has {len(functions)} functions")
-    body, inputs = functions[0].body, [argument.arg for argument in functions[0].args.args[1:]]
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    if len(classes) != 1:
+        raise UnreadableGraphError(f"it has {len(classes)} modules")
+    parts = {node.name: _as_function(node) for node in classes[0].body if isinstance(node, ast.ClassDef)}
+    function = _forward(classes[0])
+    inputs = [argument.arg for argument in function.args.args[1:]]
     places = _places(text)
     steps, outputs = [], None
-    for node in body:
+    for node in function.body:
         if isinstance(node, ast.Return):
             outputs = _names(node.value)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and not _is_none(node.value):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
             if not isinstance(target, ast.Name) or node.value is None:
                 raise UnreadableGraphError(f"line {node.lineno} has no plain name")
-            steps.append(Step(target.id, node.value, _used(node.value), ast.unparse(node.value), places[node.lineno]))
+            if target.id not in parts:
+                used, value = _used(node.value), node.value
+                uses, calls = used.difference(parts), used.intersection(parts)
+                steps.append(Step(target.id, value, uses, calls, ast.unparse(value), places[node.lineno]))
     if outputs is None or any("self" in step.uses for step in steps):
-        raise UnreadableGraphError("it has parts of its own (constants, or functions of higher order)")
-    return GraphText(inputs, _in_order(steps), outputs, _written(steps, inputs))
+        raise UnreadableGraphError("it has constants of its own")
+    return GraphText(inputs, _in_order(steps), outputs, _written(steps, inputs), parts)
+
+
+def _forward(module: ast.ClassDef) -> ast.FunctionDef:
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef):
+            return node
+    raise UnreadableGraphError(f"{module.name} has no forward")
+
+
+def _as_function(module: ast.ClassDef) -> ast.FunctionDef:
+    """A module inside of a graph, as a function of its arguments."""
+    inner = {node.name: _as_function(node) for node in module.body if isinstance(node, ast.ClassDef)}
+    function = _forward(module)
+    own = [
+        node for node in function.body if not (isinstance(node, ast.Assign) and ast.unparse(node.value)[5:] in inner)
+    ]
+    if any(isinstance(name, ast.Name) and name.id == "self" for node in own for name in ast.walk(node)):
+        raise UnreadableGraphError("it has constants of its own")
+    function.name, function.args.args, function.body = module.name, function.args.args[1:], [*inner.values(), *own]
+    return function
 
 
 def _changed_by(step: Step) -> str:
@@ -191,7 +229,7 @@ def cut(graph: GraphText, kernels: Mapping[str, list[str]], label: str) -> list[
         used = dict.fromkeys(name for step in steps_of for name in sorted(step.uses))
         reads = [name for name in used if name in known and name not in names]
         named = list(dict.fromkeys(kernel for step in steps_of for kernel in kernels.get(step.name, ())))
-        regions.append(Region(steps_of, reads, writes, named, label))
+        regions.append(Region(steps_of, reads, writes, named, label, graph.parts))
     return regions
 
 
@@ -212,7 +250,9 @@ def _slice(output: str, by_name: dict[str, Step], known: set[str]) -> set[str]:
     return found
 
 
-def _compiled(steps: list[Step], reads: list[str], writes: list[str]) -> Callable[..., Any]:
+def _compiled(
+    steps: list[Step], reads: list[str], writes: list[str], parts: list[ast.FunctionDef]
+) -> Callable[..., Any]:
     """A function of the values that are read; the dtypes and the device that the graph names are arguments.
 
     What it writes into them, it writes into copies: they are shown as they were given.
@@ -225,7 +265,8 @@ def _compiled(steps: list[Step], reads: list[str], writes: list[str]) -> Callabl
     ]
     returned = ast.Return(ast.Tuple([ast.Name(name, ast.Load()) for name in writes], ast.Load()))
     arguments = ast.arguments([], [ast.arg(name) for name in ("_dtype", "_device", *reads)], None, [], [], None, [])
-    function = ast.FunctionDef("region", arguments, [*copies, *body, returned], [])
+    own = [_Freed().visit(ast.parse(ast.unparse(part)).body[0]) for part in parts]
+    function = ast.FunctionDef("region", arguments, [*own, *copies, *body, returned], [])
     if hasattr(function, "type_params"):
         function.type_params = []
     module = ast.fix_missing_locations(ast.Module([function], []))

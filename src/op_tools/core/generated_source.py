@@ -55,11 +55,16 @@ def _behind_results(source: str, outputs: Sequence[str], written: Mapping[str, s
         match["kernel"]: [part.split()[-1].lstrip("*") for part in match["all"].split(",") if part.strip()]
         for match in _PARAMETERS.finditer(source)
     }
-    body = _calls(source) if parameters else []
+    functions = _functions(source) if parameters else {}
+    body = _without_blocks(functions.pop("call").body) if "call" in functions else []
     returned = [_first_buffer(element) for element in _elements(body[-1])] if body else []
     if len(returned) != len(outputs):
         return {}
-    flow = _Flow(parameters, {*returned, *written.values()})
+    inside = {
+        name: {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and node.id in parameters}
+        for name, function in functions.items()
+    }
+    flow = _Flow(parameters, inside, {*returned, *written.values()})
     for statement in body:
         flow.follow(statement)
     order = list(parameters)
@@ -71,18 +76,21 @@ def _behind_results(source: str, outputs: Sequence[str], written: Mapping[str, s
 
 
 class _Flow:
-    """Follows buffers through the calls of kernels. `known`: those that a tool sees; what reads one begins there."""
+    """Follows buffers through the calls of kernels, and of functions with kernels `inside`: branches, loops.
 
-    def __init__(self, parameters: Mapping[str, list[str]], known: set[str]) -> None:
+    `known`: those that a tool sees; what reads one begins there.
+    """
+
+    def __init__(self, parameters: Mapping[str, list[str]], inside: Mapping[str, set[str]], known: set[str]) -> None:
         self.made: dict[str, set[str]] = {}  # by buffer: the kernels that it comes from
         self._bases: dict[str, str] = {}  # by buffer: the one that it is a part of
-        self._parameters, self._known = parameters, known
+        self._parameters, self._inside, self._known = parameters, inside, known
 
     def follow(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             # another name for the same memory, a part of it, or the result of a library's kernel
             name, read = statement.targets[0].id, _buffers(statement.value)
-            self.made[name] = self._behind(read)
+            self.made[name] = self._behind(read) | self.made.get(name, set()) | self._called(statement.value)
             if _is_view(statement.value):
                 self._bases[name] = read[0]
         elif isinstance(statement, ast.Delete):  # what is left of it is taken for something else
@@ -109,23 +117,30 @@ class _Flow:
             if base is not None:
                 self.made[base] = self.made.get(base, set()) | made
 
+    def _called(self, expression: ast.expr) -> set[str]:
+        name = expression.func.id if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Name) else ""
+        return self._inside.get(name, set())
+
     def _behind(self, buffers: Iterable[str]) -> set[str]:
         return set().union(*(self.made.get(name, ()) for name in buffers if name not in self._known))
 
 
-def _calls(source: str) -> list[ast.stmt]:
-    """The statements of the function that calls the kernels."""
+def _functions(source: str) -> dict[str, ast.FunctionDef]:
+    """`call`, which calls the kernels, and the functions that it calls."""
     try:
-        module = ast.parse(source[max(source.rfind("\nasync_compile.wait("), 0) :])
+        module = ast.parse(source)
     except SyntaxError:
-        return []
-    functions = (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "call")
-    return next((_without_blocks(function.body) for function in functions), [])
+        return {}
+    return {node.name: node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
 
 
 def _without_blocks(body: list[ast.stmt]) -> list[ast.stmt]:
-    """`with` chooses a device."""
-    return [inner for one in body for inner in (_without_blocks(one.body) if isinstance(one, ast.With) else [one])]
+    """`with` chooses a device, `if` a branch of torch.cond: both are followed."""
+    found: list[ast.stmt] = []
+    for one in body:
+        blocks = [getattr(one, name, []) for name in ("body", "orelse")]
+        found += _without_blocks([*blocks[0], *blocks[1]]) if any(blocks) else [one]
+    return found
 
 
 def _elements(statement: ast.stmt) -> list[ast.expr]:

@@ -104,6 +104,43 @@ def test_kernels_behind_what_is_seen_are_not_those_of_what_follows():
     assert kernels["view"] == ["cpp_fused_mean_0", "cpp_fused_mul_1"]
 
 
+def test_what_is_put_together_of_parts_has_the_kernels_of_all():
+    parts = """
+        buf4 = empty_strided_cpu((8, ), (1, ), torch.float32)
+        buf5 = reinterpret_tensor(buf4, (4, ), (1, ), 0)  # alias
+        buf6 = reinterpret_tensor(buf4, (4, ), (1, ), 4)  # alias
+        cpp_fused_mean_0(primals_1, buf5)
+        cpp_fused_relu_2(primals_1, primals_1, buf6)
+        del buf5
+        del buf6
+        return (buf4, )
+"""
+    source = (CPP_SOURCE % "None").partition("        buf0 = ")[0] + parts
+    assert generated_source.kernels_of(source, ["cat"]) == {"cat": ["cpp_fused_mean_0", "cpp_fused_relu_2"]}
+
+
+def test_kernels_in_branches_are_behind_what_comes_of_them():
+    branches = """
+        buf3 = [None] * 1
+        if primals_2.item():
+            true_graph_0_args = [primals_1,]
+            buf3 = true_graph_0(true_graph_0_args)
+        else:
+            false_graph_0_args = [primals_1,]
+            buf3 = false_graph_0(false_graph_0_args)
+        buf4 = buf3[0]
+        return (buf4, )
+
+def true_graph_0(args):
+    cpp_fused_mean_0(args[0], args[0])
+
+def false_graph_0(args):
+    cpp_fused_relu_2(args[0], args[0], args[0])
+"""
+    source = (CPP_SOURCE % "None").partition("        buf0 = ")[0] + branches
+    assert generated_source.kernels_of(source, ["cond"]) == {"cond": ["cpp_fused_mean_0", "cpp_fused_relu_2"]}
+
+
 @pytest.mark.parametrize(
     "source", ["", CPP_SOURCE % "buf2, buf2", CPP_SOURCE.replace("class Runner", "class 1 Runner")]
 )
@@ -225,6 +262,43 @@ def test_a_graph_without_gradients_is_read_as_well():
     """Its class has a name that is none."""
     graph = fused_regions.read(TEXT.replace("class GraphModule", "class <lambda>"))
     assert [step.name for step in graph.steps] == [step.name for step in fused_regions.read(TEXT).steps]
+
+
+def test_functions_that_an_op_calls_are_run_as_well():
+    """As the branches of torch.cond, or what flex_attention does to a score; one of them has its own."""
+    text = TEXT.replace(
+        "        convert: ",
+        "        true_graph_0 = self.true_graph_0\n        false_graph_0 = self.false_graph_0\n"
+        "        gt = torch.ops.aten.gt.Scalar(mean, 0)\n"
+        "        cond = torch.ops.higher_order.cond(gt, true_graph_0, false_graph_0, (mul,));  gt = None\n"
+        "        mul_1 = cond[0];  cond = true_graph_0 = false_graph_0 = None\n        convert: ",
+    ).replace("default(mul, ", "default(mul_1, ")
+    text += """
+    class true_graph_0(torch.nn.Module):
+        def forward(self, arg0_1: "f32[8]"):
+            inner = self.inner
+            sin: "f32[8]" = torch.ops.aten.sin.default(arg0_1);  arg0_1 = None
+            cond = torch.ops.higher_order.cond(True, inner, inner, (sin,));  sin = inner = None
+            return (cond[0],)
+
+        class inner(torch.nn.Module):
+            def forward(self, arg0_1: "f32[8]"):
+                neg: "f32[8]" = torch.ops.aten.neg.default(arg0_1)
+                return (neg,)
+
+    class false_graph_0(torch.nn.Module):
+        def forward(self, arg0_1: "f32[8]"):
+            convert: "f32[8]" = torch.ops.prims.convert_element_type.default(arg0_1, torch.float32)
+            return (convert,)
+"""
+    regions = fused_regions.cut(fused_regions.read(text), {}, "forward_0")
+    (relu,) = [region for region in regions if region.writes == ["relu"]]
+    assert relu.reads == ["mean", "primals_1", "primals_2"]
+    x, weight = torch.randn(8).double(), torch.randn(8).double()
+    for mean in (1.0, -1.0):
+        scaled = (x - mean) * weight
+        found = relu(torch.tensor(mean, dtype=torch.float64), x, weight)
+        assert torch.equal(found, torch.relu(-scaled.sin() if mean > 0 else scaled))
 
 
 @pytest.mark.parametrize(
