@@ -30,6 +30,8 @@ IsOwn = Callable[[str], bool]  # whether a file is torch's or ours, and no user'
 # GraphModules that were compiled themselves, by the file of their code
 _graph_modules: weakref.WeakValueDictionary[str, fx.GraphModule] = weakref.WeakValueDictionary()
 
+BACKWARD_MARK = "  (its backward)"
+
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # Dynamo compiles it along when a tool is on
 
 # Dynamo continues a function after a break in a function of its own
@@ -49,7 +51,7 @@ class Origin(NamedTuple):
 
     def text(self) -> str:
         """`path/norm.py:26 manual_rms_norm: return weight * my_input`, with a mark for the backward pass."""
-        mark = "  (its backward)" if self.is_backward else ""
+        mark = BACKWARD_MARK if self.is_backward else ""
         return f"{self.file}:{self.line} {self.function}: {self.code}{mark}"
 
 

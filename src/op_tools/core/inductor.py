@@ -153,6 +153,6 @@ def _show(mode: Any, region: Region, values: dict[str, Any]) -> None:
     if not any(isinstance(value, Tensor) for value in arguments):
         return
     ran = RanRegion(region, results[0] if len(results) == 1 else results)
-    caller = where.here()
+    caller = where.of_forward(sys._getframe()) or where.here()
     with where.pretended(where.RecordedWhere(region.line or caller.line(), caller.module)):
         mode.region_ran(region, ran, arguments)

@@ -17,6 +17,7 @@ from types import CodeType, FrameType
 from typing import Any, Callable
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.fx import GraphModule
 from torch.nn import Module
 
@@ -54,6 +55,10 @@ _origins: dict[tuple[int, int], tuple[CodeType, Origin | None]] = {}
 
 # id of a module: the module, and its path from the outermost module that was running when it was first seen
 _paths: dict[int, tuple[weakref.ref[Module], str]] = {}
+
+
+# by autograd's context of a call of compiled code: the module that was running, and the line that called
+_forwards: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Module] | None, str]] = weakref.WeakKeyDictionary()
 
 
 class Where:
@@ -161,6 +166,9 @@ def here(with_stack: bool = False) -> Where:
                     compiled = _in_compiled_code(frame, with_stack)
                     if compiled is not None and not is_own(compiled.line().partition(":")[0]):
                         return compiled
+                    forward = of_forward(frame) if generated is None else None
+                    if forward is not None:
+                        return forward
                     in_torch = in_torch or compiled
                     is_told = compiled is not None or generated is not None
                     is_users = not is_told and not compiled_code.is_lowered(frame)
@@ -214,14 +222,10 @@ def _in_compiled_code(frame: FrameType, with_stack: bool) -> Where | None:
     return found
 
 
-def _module_of(origin: Origin, frame: FrameType | None) -> str:
-    """The module that a node was in. In forward, what is running tells which one of those that share a graph it is."""
-    running: Any = None
-    while frame is not None and running is None:
-        if frame.f_code is _CALLS_FORWARD and not isinstance(frame.f_locals.get("self"), GraphModule):
-            running = frame.f_locals.get("self")
-        frame = frame.f_back
-    if not isinstance(running, Module):
+def _module_of(origin: Origin, frame: FrameType) -> str:
+    """The module that a node was in. What is running tells which one of those that share a graph it is."""
+    running, _ = _running(frame)
+    if running is None:
         return origin.path or origin.module_class
     if not origin.path:
         return _path_of_module(running)
@@ -230,6 +234,50 @@ def _module_of(origin: Origin, frame: FrameType | None) -> str:
     except AttributeError:
         return origin.path
     return _path_of_module(part) if type(part).__name__ == origin.module_class else origin.path
+
+
+def of_forward(frame: FrameType) -> Where | None:
+    """In the backward pass of compiled code: the line that has called it, and the module that was running."""
+    module, line = _running(frame)
+    if not line:
+        return None
+    return RecordedWhere(line + compiled_code.BACKWARD_MARK, "" if module is None else _path_of_module(module))
+
+
+def _running(frame: FrameType | None) -> tuple[Module | None, str]:
+    """The module that runs compiled code; in its backward pass the one of its forward, with the line that called that.
+
+    Both passes have autograd's context of the call on the stack: what is known in forward is kept beside it.
+    """
+    context, module, above = None, None, frame
+    while above is not None and module is None:
+        code = above.f_code
+        if code is _CALLS_FORWARD:
+            running = above.f_locals.get("self")
+            module = None if isinstance(running, GraphModule) else running
+        elif context is None and code.co_argcount and code.co_varnames[0] == "ctx":
+            context = above.f_locals["ctx"]
+            if not isinstance(context, FunctionCtx):
+                context = None
+            elif "backward" in code.co_name:
+                known, line = _forwards.get(context, (None, ""))
+                return (None if known is None else known()), line
+        above = above.f_back
+    found = module if isinstance(module, Module) else None
+    if context is not None and context not in _forwards:
+        if found is not None:
+            _path_of_module(found)  # while the modules around it can be seen
+        _forwards[context] = (None if found is None else weakref.ref(found)), _line_of_user(frame)
+    return found, ""
+
+
+def _line_of_user(frame: FrameType | None) -> str:
+    while frame is not None:
+        code = frame.f_code
+        if code is not _CALLS_FORWARD and not compiled_code.runs(code) and _is_users(code.co_filename):
+            return Where(code, frame.f_lasti, "", None).line()
+        frame = frame.f_back
+    return ""
 
 
 def _path_of_module(module: Any) -> str:

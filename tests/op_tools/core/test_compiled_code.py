@@ -99,6 +99,34 @@ def test_modules_that_share_a_graph_are_told_apart(device):
     ]  # fmt: skip
 
 
+def test_modules_that_share_a_graph_are_told_apart_in_backward(device, way):
+    """It is autograd's thread that runs it, and no module is running then."""
+    model = Model().to(device)
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    with Recorder() as recorder:
+        model(torch.randn(4, 16, device=device)).backward()
+    assert [module for _, module in places(recorder, "aten.mm.default")] == [
+        *["blocks.1.down"] * 2, *["blocks.1.up"] * 2, *["blocks.0.down"] * 2, *["blocks.0.up"] * 2
+    ]  # fmt: skip
+    assert [module for _, module in places(recorder, "aten.gelu_backward.default")] == ["blocks.1", "blocks.0"]
+
+
+def test_backward_of_code_that_is_all_torchs_has_the_line_that_called_it(device):
+    """The forward of nn.Sequential: no line of its graph is the user's."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(device)
+    compiled = torch.compile(layers, backend="aot_eager")
+
+    def forward(x):
+        return compiled(x)
+
+    with Recorder() as recorder:
+        forward(torch.ones(2, 4, device=device)).sum().backward()
+    line = line_of(forward, "return compiled(x)")
+    assert [line for line, _ in places(recorder, "aten.gelu.default")] == [line]
+    assert [line for line, _ in places(recorder, "aten.gelu_backward.default")] == [line + "  (its backward)"]
+
+
 def test_ops_between_two_graphs_have_the_users_function(device):
     compiled = torch.compile(Model(breaks=True).to(device), backend="aot_eager")
     with Recorder() as recorder:
