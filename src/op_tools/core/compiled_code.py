@@ -55,6 +55,11 @@ class Origin(NamedTuple):
         return f"{self.file}:{self.line} {self.function}: {self.code}{mark}"
 
 
+def is_generated(file: str) -> bool:
+    """Whether it is the code of a graph."""
+    return file.startswith(_GRAPH_FILE)
+
+
 def runs(code: CodeType) -> bool:
     """Whether this is compiled code, or what interprets a graph."""
     return code is RUNS_NODE or code.co_filename.startswith(_GRAPH_FILE) or code.co_filename in _line_maps()
@@ -172,7 +177,9 @@ def _plain_path(path: str) -> str:
         attribute = re.fullmatch(r"getattr\((.*), '(\w+)'\)", path)
     root = _ROOT.match(path)
     inside = path[root.end() :] if root else path
-    return _MEMBER.sub(lambda member: f".{member[1] or member[2]}", f".{inside}").strip(".")
+    path = _MEMBER.sub(lambda member: f".{member[1] or member[2]}", f".{inside}").strip(".")
+    # torch.compile puts a module of its own around the user's
+    return ".".join(step for step in path.split(".") if step != "_orig_mod")
 
 
 def _is_backward(node: fx.Node) -> bool:

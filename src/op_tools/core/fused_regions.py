@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 from torch import Tensor
 
-from op_tools.core.compiled_code import Origin
+from op_tools.core.compiled_code import Origin, is_generated
 from op_tools.core.where import is_own
 
 _PLACE = re.compile(r"# File: (?P<file>.*?):(?P<line>\d+) in (?P<function>.*?), code: ?(?P<code>.*)")
@@ -293,12 +293,16 @@ class _Freed(ast.NodeTransformer):
 
 def _line(steps: list[Step], kernels: list[str]) -> str:
     """The user's line that a region ends in, the others that are fused with it, and the kernels."""
-    places = list(dict.fromkeys(step.place for step in steps if step.place is not None and not is_own(step.place.file)))
+    places = list(dict.fromkeys(step.place for step in steps if step.place is not None and _is_of_user(step.place)))
     if not places:
         return ""
     others = sorted({f"{place.file.rpartition('/')[2]}:{place.line}" for place in places[:-1]})
     notes = ([f"fused with {', '.join(others)}"] if others else []) + kernels
     return places[-1].text() + (f"  ({'; '.join(notes)})" if notes else "")
+
+
+def _is_of_user(place: Origin) -> bool:
+    return not (is_own(place.file) or is_generated(place.file))
 
 
 def _places(text: str) -> dict[int, Origin | None]:

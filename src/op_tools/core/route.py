@@ -54,7 +54,11 @@ def through_tools(
         plans[plan.key] = None
     if not plan.watchers and not plan.changers:
         return func(*args, **kwargs)
-    return _call(plan, func, args, kwargs, place is DEVICE or plan.sees_cpu)
+    return _call(plan, func, args, kwargs, _is_looked_at(plan, place))
+
+
+def _is_looked_at(plan: Plan, place: Place) -> bool:
+    return place is DEVICE or (plan.sees_cpu and place is CPU)
 
 
 def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> Any:
@@ -89,7 +93,7 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     progress.last.append(call.id)
     # a factory such as torch.ones has no tensors among its arguments: only the result shows where it is
     if not on_device:
-        if place_of((result,)) is not DEVICE:
+        if not _is_looked_at(plan, place_of((result,))):
             return result
         if not plan.announced:
             plan.announce()

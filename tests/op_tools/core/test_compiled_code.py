@@ -127,6 +127,22 @@ def test_backward_of_code_that_is_all_torchs_has_the_line_that_called_it(device)
     assert [line for line, _ in places(recorder, "aten.gelu_backward.default")] == [line + "  (its backward)"]
 
 
+def test_a_compiled_module_inside_of_compiled_code_has_its_own_name(device):
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = torch.compile(Block(), backend="aot_eager")
+
+        def forward(self, x):
+            return self.block(x).sum()
+
+    compiled = torch.compile(Outer().to(device), backend="aot_eager")
+    with Recorder() as recorder:
+        compiled(torch.randn(4, 16, device=device)).backward()
+    assert [module for _, module in places(recorder, "aten.addmm.default")] == ["block.up", "block.down"]
+    assert {module for _, module in places(recorder, "aten.gelu_backward.default")} == {"block"}
+
+
 def test_ops_between_two_graphs_have_the_users_function(device):
     compiled = torch.compile(Model(breaks=True).to(device), backend="aot_eager")
     with Recorder() as recorder:

@@ -182,12 +182,16 @@ def test_lines_that_have_moved_since_the_graph_was_compiled_are_found_again(tmp_
 
 
 def test_a_line_of_torchs_own_is_not_told():
-    """Where a function of torch's is written in Python, the graph names its line."""
+    """Where a function of torch's is written in Python, the graph names its line; or one of a graph's own code."""
     text = TEXT.replace(
         "model.py:10 in forward, code: return torch.relu(h * w)", f"{torch.__file__}:1 in pad, code: pad()"
     )
     mean, relu = fused_regions.cut(fused_regions.read(text), {}, "forward_0")
     assert mean.line == relu.line == "model.py:9 forward: h = norm(x)"
+    generated = fused_regions.cut(
+        fused_regions.read(text.replace(torch.__file__, "<eval_with_key>.3")), {}, "forward_0"
+    )
+    assert generated[1].line == mean.line
     (only,) = fused_regions.cut(fused_regions.read(text.replace("model.py:9 in", f"{torch.__file__}:2 in")), {}, "")[:1]
     assert only.line == ""
 

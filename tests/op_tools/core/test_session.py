@@ -706,3 +706,18 @@ def test_a_users_warning_is_shown_once_as_without_a_tool(tool, device):
                 warnings.warn("the user's own", stacklevel=1)
                 function(x).sum().backward()
     assert [str(one.message) for one in shown if one.filename == __file__] == ["the user's own"]
+
+
+def test_what_has_no_data_is_left_alone_where_the_cpu_is_the_device():
+    """As export and compilation make it: only the result shows what it is."""
+    graph = torch.fx.Graph()
+    recorder = Recorder()
+    recorder.sees_cpu = True
+    with recorder:
+        torch.empty(3, device="meta")
+        torch.empty_strided((3,), (1,), device="meta")
+        with torch._subclasses.FakeTensorMode():
+            torch.ones(3)
+        torch.ops.aten.sin.default(torch.fx.Proxy(graph.placeholder("x")))
+        torch.zeros(3)
+    assert recorder.names == ["torch.zeros"]
