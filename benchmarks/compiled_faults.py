@@ -105,11 +105,14 @@ class Work:
 
 def _tensors(device: str) -> Iterator[Tensor]:
     """All that a program keeps: weights, buffers, an optimizer's state, data."""
+    is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for one in gc.get_objects():
-            is_kept = type(one) in (Tensor, nn.Parameter) and one.is_leaf and one.device.type in (device, "cpu")
-            if is_kept and not one.is_inference() and one.layout is torch.strided and one.numel():
+            if type(one) not in (Tensor, nn.Parameter) or is_transformed(one):
+                continue
+            is_kept = one.is_leaf and not one.is_inference() and one.device.type in (device, "cpu")
+            if is_kept and one.layout is torch.strided and one.numel():
                 yield one
 
 
@@ -173,9 +176,8 @@ def _one_op(batch: Batch, work: Work, kernel: str, phase: str, text: str) -> Non
         batch.pass_over("in no call")
         return
     right = outcome.blamed["verdict"] & outcome.used
-    places = [outcome.places[call] for call, _ in right]
-    told = _where_eager_code_has_it(work, text)
-    others = outcome.alarms["verdict"] if outcome.blamed["verdict"] - outcome.used else []
+    places = {outcome.places[call] for call, _ in right}
+    struck, all_places = _where_eager_code_has_it(work, text)
     batch.faults.append(
         Fault(
             batch.program,
@@ -183,31 +185,55 @@ def _one_op(batch: Batch, work: Work, kernel: str, phase: str, text: str) -> Non
             phase == "backward",
             text,
             bool(right),
-            bool(right) and _are_lines_right([line for line, _ in places], {line for line, _ in told}),
-            bool(right) and (not told or {module for _, module in places} <= {module for _, module in told}),
-            others,
+            bool(right) and _are_lines_right(places, struck, all_places),
+            bool(right) and _are_modules_right(places, all_places),
+            outcome.alarms["verdict"] if outcome.blamed["verdict"] - outcome.used else [],
             "; ".join(sorted({" in ".join(place) for place in places}))[:600],
         )
     )
 
 
-def _are_lines_right(lines: list[str], told: set[str]) -> bool:
-    lines = [line.removesuffix(BACKWARD) for line in lines]
-    return set(lines) <= told if told else all(any(part in line for part in PROGRAMS_LINES) for line in lines)
+Places = set[tuple[str, str]]  # lines and modules
 
 
-def _where_eager_code_has_it(work: Work, text: str) -> set[tuple[str, str]]:
-    """Lines and modules of the calls that the fault strikes where nothing is compiled; none where it strikes none."""
+def _plain(line: str) -> str:
+    return line.replace(BACKWARD, "")
+
+
+def _are_lines_right(places: Places, struck: Places, all_places: Places) -> bool:
+    """Each calls something in eager code, too; one is struck there, if any is: compiled code cuts ops up."""
+    lines = {_plain(line) for line, _ in places}
+    told = {line for line, _ in struck}
+    return lines <= {line for line, _ in all_places} and (not told or bool(lines & told))
+
+
+def _are_modules_right(places: Places, all_places: Places) -> bool:
+    """The module of the same line. Where a module was called from outside of all others, eager code tells its class."""
+    for line, module in places:
+        eager = {other for its, other in all_places if its == _plain(line)}
+        if eager and module not in eager and not (module and any(other[:1].isupper() for other in eager)):
+            return False
+    return True
+
+
+def _where_eager_code_has_it(work: Work, text: str) -> tuple[Places, Places]:
+    """The calls that the fault strikes where nothing is compiled, and all calls."""
     from ditorch.sim import faults
+    from op_tools.core.tool import Tool
 
-    outcome = fault_finding.Outcome()
+    outcome, seen = fault_finding.Outcome(), set()
+
+    def after(tool: Any, call: Any, state: None) -> None:
+        seen.add((call.where.line(), call.where.module))
+
     with (
         torch.compiler.set_stance("force_eager"),
+        type("AllPlaces", (Tool,), {"hook": "PlacesHook", "prefix": "PLACES", "after": after})(verbose=0),
         faults.inject(text) as injected,
         fault_finding.truth(outcome, lambda: sum(injected.effective.values())),
     ):
         work()
-    return set(outcome.places.values())
+    return set(outcome.places.values()), seen
 
 
 # ---- Inductor --------------------------------------------------------------------------------------------------------

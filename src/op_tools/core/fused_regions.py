@@ -8,8 +8,11 @@ it can be run again op by op, anywhere and in any precision.
 from __future__ import annotations
 
 import ast
+import itertools
 import linecache
+import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
@@ -321,12 +324,31 @@ def _places(text: str) -> dict[int, Origin | None]:
 
 
 def _where_it_is_now(place: Origin) -> Origin:
-    """A graph that comes from Inductor's cache names the lines of the run that compiled it: they may have moved."""
-    lines = [line.strip() for line in linecache.getlines(place.file)]
+    """A graph that comes from Inductor's cache names the lines of the run that compiled it.
+
+    They may have moved; or another program has compiled the same graph, whose copy of a file is not the one here.
+    """
+    loaded = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    if place.file not in loaded:
+        name = os.path.basename(place.file)
+        copies = [file for file in loaded if os.path.basename(file) == name and place.code in _lines_of(file)]
+        if copies:  # the one in folders of the same names
+            place = place._replace(file=max(copies, key=lambda file: _common_end(file, place.file)))
+    lines = _lines_of(place.file)
     if place.code not in lines or lines[place.line - 1 : place.line] == [place.code]:
         return place
     numbers = [number for number, line in enumerate(lines, 1) if line == place.code]
     return place._replace(line=min(numbers, key=lambda number: abs(number - place.line)))
+
+
+def _common_end(one: str, other: str) -> int:
+    """How many names of folders are the same, from the end."""
+    pairs = zip(reversed(one.split(os.sep)), reversed(other.split(os.sep)))
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _lines_of(file: str) -> list[str]:
+    return [line.strip() for line in linecache.getlines(file)]
 
 
 def _names(value: ast.expr | None) -> list[str]:

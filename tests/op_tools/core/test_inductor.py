@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,6 +181,21 @@ def test_lines_that_have_moved_since_the_graph_was_compiled_are_found_again(tmp_
     (tmp_path / "model.py").write_text("\n\n\nh = norm(x)\nreturn torch.relu(h * w)\n")
     graph = fused_regions.read(TEXT.replace("model.py", str(tmp_path / "model.py")))
     assert {step.place.line for step in graph.steps} == {4, 5}
+
+
+def test_lines_of_another_program_are_found_in_this_ones_copy(tmp_path, monkeypatch):
+    """It has compiled the same graph before, in another checkout, and Inductor has kept that."""
+    for number, folder in enumerate(("other", "package")):
+        file = tmp_path / folder / "model.py"
+        file.parent.mkdir()
+        file.write_text("\n\nh = norm(x)\nreturn torch.relu(h * w)\n")
+        module = types.ModuleType(f"copy_{number}")
+        module.__file__ = str(file)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    graph = fused_regions.read(TEXT.replace("model.py", "/elsewhere/package/model.py"))
+    assert {(step.place.file, step.place.line) for step in graph.steps} == {(str(file), 3), (str(file), 4)}
+    unknown = fused_regions.read(TEXT.replace("model.py", "/elsewhere/package/unknown.py"))
+    assert {step.place.file for step in unknown.steps} == {"/elsewhere/package/unknown.py"}
 
 
 def test_a_line_of_torchs_own_is_not_told():
