@@ -35,7 +35,7 @@ class OpCall:
         self.id = next(ids)
         self.name = name
         self.func = func
-        self.args = args
+        self.args = (*args,)  # autograd writes the result of a tensor's hook into its tuple, if nobody else has that
         self.kwargs = kwargs
         self.result: Any = None
         self.error: BaseException | None = None

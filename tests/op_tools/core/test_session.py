@@ -721,3 +721,35 @@ def test_what_has_no_data_is_left_alone_where_the_cpu_is_the_device():
         torch.ops.aten.sin.default(torch.fx.Proxy(graph.placeholder("x")))
         torch.zeros(3)
     assert recorder.names == ["torch.zeros"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        op_tools.OpAutoCompare,
+        lambda **common: op_tools.OpAutoCompare(reference="device", **common),
+        lambda **common: op_tools.OpAutoCompare(reference="identities", **common),
+        op_tools.OpCapture,
+        op_tools.OpOverflowCheck,
+        op_tools.OpTimeMeasure,
+        op_tools.OpObserve,
+    ],
+    ids=["cpu", "device", "identities", "capture", "overflow", "time", "observe"],
+)
+def test_an_op_that_is_a_hook_itself_may_change_the_gradient(make, device, tmp_path):
+    """Autograd hands it its own tuple, and writes the result there: a tool must not hold it."""
+
+    def trained():
+        torch.manual_seed(0)
+        weight, bias = torch.randn(7, 12, device=device, requires_grad=True), torch.zeros(7, device=device)
+        bias.requires_grad_().register_hook(torch.abs)
+        weight.register_hook(torch.nan_to_num)
+        for _ in range(3):
+            given = torch.randn(9, 12, device=device)
+            torch.nn.functional.linear(given, weight, bias).square().sum().backward()
+        return weight.grad, bias.grad
+
+    plain = trained()
+    with make(verbose=0, out=tmp_path):
+        watched = trained()
+    assert all(map(torch.equal, plain, watched))
