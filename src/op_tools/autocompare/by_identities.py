@@ -18,6 +18,7 @@ from op_tools.autocompare import clones
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.identities.attention import Attention
 from op_tools.autocompare.identities.convolutions import Convolution
+from op_tools.autocompare.identities.draws import Drawn
 from op_tools.autocompare.identities.products import Product
 from op_tools.autocompare.identities.proof import Measured, Proof, Provable, Sample
 from op_tools.autocompare.identities.rows import Norm, Softmax
@@ -52,6 +53,7 @@ _UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
 
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
     Product.of, Piecewise.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of, PickedRows.of,
+    Drawn.of,
 )  # fmt: skip
 
 

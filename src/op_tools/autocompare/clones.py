@@ -29,7 +29,7 @@ def all_as_they_lie(tensors: list[Tensor]) -> list[Tensor]:
 def as_it_lies(tensor: Tensor) -> Tensor:
     """Its memory from the first element to the last, copied in order: a kernel that reads with strides may be the one
     that is broken, and would give the tool what it has given the program."""
-    if tensor.is_contiguous() or _is_dense(tensor):
+    if tensor.is_contiguous() or is_dense(tensor):
         return clone(tensor)
     (part,) = host_copies.memory_ranges([tensor.detach()])
     ((_, offset, strides),) = part.views
@@ -37,7 +37,7 @@ def as_it_lies(tensor: Tensor) -> Tensor:
     return copied.requires_grad_(tensor.requires_grad)
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Without gaps: then a plain copy has the same strides, and reads and writes in order."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return extent == tensor.numel()
