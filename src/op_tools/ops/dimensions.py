@@ -43,10 +43,12 @@ _ALONG: dict[tuple[int, str, int | None], str] = {
     (2, "dim", None): "linalg.norm linalg.vector_norm norm repeat_interleave take_along_dim",
     (2, "dim", -1): "diff fft.fft fft.hfft fft.ifft fft.ihfft fft.irfft fft.rfft kthvalue topk",
     (2, "dim", 1): "cosine_similarity normalize",
-    (2, "dims", None): "roll",
+    (2, "dims", None): "roll rot90",
 }
 ALONG_ARGUMENT = {name: where for where, names in _ALONG.items() for name in names.split()}
 
+# Along none of the first tensor; the bounds are the same for all.
+WITH_BOUNDS = _words("bucketize")
 # Along none, but the result has a new one where an argument says.
 ALONG_NEW = _words("stack")
 # Along all but the channels, the second one; what has one dimension belongs to the channels.

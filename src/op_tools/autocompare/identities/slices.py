@@ -182,6 +182,8 @@ def _axes_of(name: str, given: Arguments, first: Tensor) -> _Axes | None:
     base, count = normalized(name).base, first.dim()
     if base == "prelu":
         return _axes((), tied=1) if count > 1 else None
+    if base in dimensions.WITH_BOUNDS:
+        return _axes(()) if count > 1 else None  # one row of numbers may be as long as the bounds are
     if base in dimensions.ALONG_ALL_BUT_CHANNELS:
         return _axes((0, *range(2, count)), tied=1) if count > 1 else None
     if base in dimensions.ALONG_ALL_BUT_FIRST:

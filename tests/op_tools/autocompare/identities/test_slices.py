@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  its usual name
+from benchmarks.reported import REPORTED
 
 from ditorch.sim import faults
 from op_tools.autocompare.identities import whole
+
+from ....conftest import DEVICE
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,7 @@ CALLS = {
     "cat": (lambda d: torch.cat([numbers(d, 3, 5, 7), numbers(d, 3, 4, 7)], 1), "cat"),
     "roll": (lambda d: numbers(d, 3, 5, 7).roll(2, 1), "roll"),
     "flip": (lambda d: numbers(d, 3, 5, 7).flip(1), "flip"),
+    "rot90": (lambda d: numbers(d, 3, 5, 7).rot90(1, (0, 2)), "flip"),
     "norms of a list": (lambda d: torch._foreach_norm([numbers(d, 3, 5).detach()] * 20)[0], "_foreach_norm"),
     "remainder": (lambda d: numbers(d, 3, 5, 7).detach().remainder(0.3), "remainder"),
     "huber_loss": (lambda d: F.huber_loss(numbers(d, 3, 5), numbers(d, 3, 5) + 2, reduction="none"), "huber_loss*"),
@@ -99,6 +103,23 @@ def test_a_slice_of_a_healthy_call_is_right_and_one_of_a_broken_kernel_is_not(co
         broken = compared(program)
     assert sum(injection.struck.values()), "the call does not use this kernel"
     assert list(broken)
+
+
+@pytest.mark.skipif(DEVICE != "sim", reason="its kernels are broken")
+def test_buckets_of_a_slice_are_proven(compared, device):
+    """The bounds belong to each slice as a whole; a single row of numbers may be as long as they are."""
+    (broken,) = (one for one in REPORTED if one.name == "buckets_are_written_to_a_copy")
+    bounds = torch.arange(5.0).to(device)
+
+    def program():
+        torch.bucketize(numbers(device, 3, 5).detach() + 2, bounds)
+        torch.bucketize(bounds, bounds)
+
+    healthy = compared(program)
+    assert list(healthy) == []
+    assert [one["calls"] for one in healthy.not_looked_at if "bucketize" in one["what"]] == [1]
+    with broken.inject("sim"):
+        assert {row["op"].rpartition(".")[2] for row in compared(program)} == {"bucketize"}
 
 
 def test_the_gradient_of_an_embedding_is_proven_by_columns(compared, device):
