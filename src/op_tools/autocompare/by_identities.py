@@ -24,6 +24,7 @@ from op_tools.autocompare.identities.proof import Measured, Proof, Provable, Sam
 from op_tools.autocompare.identities.rows import Norm, Softmax
 from op_tools.autocompare.identities.samples import InPlace, PickedRows, Piecewise, host_copy, tensors_of
 from op_tools.autocompare.identities.sums import ClassLoss, Sum
+from op_tools.autocompare.identities.totals import Totals
 from op_tools.autocompare.identities.whole import MAX_TENSORS_WITHOUT_SAMPLE, OfView, Whole, is_small
 from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.limits import PROOF_LIMITS, GivenTolerance
@@ -53,7 +54,7 @@ _UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
 
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
     Product.of, Piecewise.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of, PickedRows.of,
-    Drawn.of,
+    Drawn.of, Totals.of,
 )  # fmt: skip
 
 
