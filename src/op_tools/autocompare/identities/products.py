@@ -62,7 +62,7 @@ class Product:
         if result is not None and rounding is not None:
             left, right = facts.as_computed(factors.left), facts.as_computed(factors.right)
             addend = None if addend is None else facts.as_computed(addend)
-            residual = _residual(left, right, result.detach(), rounding, factors.alpha, addend, factors.beta)
+            residual = residual_of_product(left, right, result.detach(), rounding, factors.alpha, addend, factors.beta)
             yield Measured.by(facts.output_name, result, residual)
 
     def backward(self, gradients: Gradients) -> Iterator[Proof]:
@@ -91,7 +91,9 @@ class Product:
         result = got.detach()
         if result.dim() != left.dim():
             result = result.reshape(*left.shape[:-1], right.shape[-1])
-        yield Measured.by(self._facts.gradient_names[place], got, _residual(left, right, result, rounding, alpha))
+        yield Measured.by(
+            self._facts.gradient_names[place], got, residual_of_product(left, right, result, rounding, alpha)
+        )
 
     def tensors(self) -> list[Tensor]:
         return [self._factors.left, self._factors.right]
@@ -132,7 +134,7 @@ def _places(call: ObservedCall, *tensors: Any) -> tuple[int, int, int]:
     return first, second, third
 
 
-def _residual(
+def residual_of_product(
     left: Tensor,
     right: Tensor,
     result: Tensor,
