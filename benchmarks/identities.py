@@ -88,7 +88,7 @@ def case(number: int, dtype: torch.dtype) -> Case:
     b, m, k, n = size(8), size(200), size(700), size(300)
     which = own.choice(
         ("linear", "matmul", "bmm", "addmm", "conv1d", "conv2d", "layer_norm", "rms_norm", "softmax", "log_softmax",
-         "attention", "sum", "mean", "cross_entropy")
+         "attention", "einsum", "sum", "mean", "cross_entropy")
     )  # fmt: skip
     if which == "linear":
         return F.linear, (made(b, m, k), made(n, k), made(n)), {}
@@ -116,14 +116,43 @@ def case(number: int, dtype: torch.dtype) -> Case:
     if which in ("softmax", "log_softmax"):
         return getattr(torch, which), (made(b, m, k), -1), {}
     if which == "attention":
-        shape = (b, 2, max(2, m), 16)
-        causal = {"is_causal": own.choice((False, True))}
-        return F.scaled_dot_product_attention, (made(*shape), made(*shape), made(*shape)), causal
+        return attention(b, max(2, m), made, own)
+    if which == "einsum":
+        k = max(2, k)  # of one term torch takes no matrix product
+        equation, *shapes = own.choice(
+            (
+                ("bid,bjd->bij", (b, m, k), (b, n, k)),
+                ("bij,bjd->bid", (b, m, k), (b, k, n)),
+                ("ijk,kd->dji", (b, m, k), (k, n)),
+            )
+        )
+        return torch.einsum, (equation, *(made(*shape) for shape in shapes)), {}
     if which in ("sum", "mean"):
         return getattr(torch, which), (made(b, m, k), own.choice((-1, 0, (0, 1)))), {}
     classes = max(2, n)
     target = torch.randint(0, classes, (m,), generator=torch.Generator().manual_seed(number)).cuda()
     return F.cross_entropy, (made(m, classes), target), {}
+
+
+def attention(batches: int, rows: int, made: Callable[..., torch.Tensor], own: random.Random) -> Case:
+    """Plain, causal, or with a mask of its own; each head has keys of its own, or several share them."""
+    groups, columns = own.choice((1, 1, 2, 4)), own.choice((2, 17, 130))
+    kind = own.choice(("plain", "causal", "truth values", "added"))
+    columns = rows if kind == "causal" else columns
+    query, key, value = (
+        made(batches, 2 * groups, rows, 16),
+        made(batches, 2, columns, 16),
+        made(batches, 2, columns, 16),
+    )
+    kwargs: dict[str, Any] = {"enable_gqa": True} if groups > 1 else {}
+    allowed = torch.rand(rows, columns, generator=torch.Generator().manual_seed(own.randrange(2**31))) > 0.3
+    if kind == "causal":
+        kwargs["is_causal"] = True
+    if kind == "truth values":
+        kwargs["attn_mask"] = allowed.cuda()
+    if kind == "added":
+        kwargs["attn_mask"] = torch.zeros(rows, columns).masked_fill(~allowed, float("-inf")).to(query.dtype).cuda()
+    return F.scaled_dot_product_attention, (query, key, value), kwargs
 
 
 def run(one: Case) -> tuple[ObservedCall, Gradients]:

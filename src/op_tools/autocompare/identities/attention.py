@@ -143,13 +143,20 @@ class Attention:
         of_shares = projected(self._value, arrived.unsqueeze(-1)).squeeze(-1)
         mean = (shares * of_shares).sum(-1, keepdim=True)
         of_scores = shares * (of_shares - mean)
-        wanted = self._scale * _weighed(self._key, of_scores)
+        unscaled = _weighed(self._key, of_scores)
+        keys, width = squared(self._key), arrived.shape[-1]
         # a kernel in 16 bits rounds the probabilities, their gradients and those of the scores
-        rounded = rounding.result**2 * shares.square() * (of_shares.square() + mean.square())
-        spread = ((rounded + row.noise.unsqueeze(-1) * of_scores.square()) * squared(self._key)).sum(-1)
+        rounded = rounding.result**2 * (of_shares.square() + mean.square())
+        typical = squared(arrived).unsqueeze(-1) * squared(self._value) / width
+        rounded = shares.square() * (rounded + rounding.of_sums(width, of_shares.square(), typical))
+        spread = ((rounded + row.noise.unsqueeze(-1) * of_scores.square()) * keys).sum(-1)
         # and it takes the mean from the result, which is rounded: an error that all of a row share
-        of_mean = rounding.result**2 * squared(arrived * _weighed(self._value, shares))
+        parts = squared(arrived * _weighed(self._value, shares))
+        of_mean = rounding.result**2 * parts + rounding.of_sums(width, mean.squeeze(-1).square(), parts)
         spread = spread + of_mean * squared(_weighed(self._key, shares))
+        terms = (of_scores.square() * keys).sum(-1)
+        spread = spread + rounding.of_sums(shares.shape[-1], squared(unscaled), terms)
+        wanted = self._scale * unscaled
         variance = rounding.of_values(squared(wanted), wanted.shape[-1]) + self._scale**2 * spread
         return projected(wanted, columns), variance
 

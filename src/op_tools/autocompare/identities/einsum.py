@@ -77,7 +77,8 @@ class Einsum:
         sizes = dict(zip(labels.of_left, left.shape))
         fits = all(sizes.get(one, size) == size for one, size in zip(labels.of_right, right.shape))  # none is broadcast
         is_plain = all(one.layout is torch.strided and one.numel() for one in (left, right))
-        return cls(call, labels, left, right) if fits and is_plain else None
+        adds_up = any(sizes[one] > 1 for one in labels.added_up)  # of one term torch takes no matrix product
+        return cls(call, labels, left, right) if fits and is_plain and adds_up else None
 
     def forward(self) -> Iterator[Proof]:
         result, self._result = self._result, None
