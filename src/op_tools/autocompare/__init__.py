@@ -8,7 +8,8 @@ arguments.py     what a call was given; foreach_lists.py: lists of tensors as on
 shared_memory.py which of its tensors lie in the same memory
 observed.py      one call with all values to be compared, and the walk over them
 examiner.py      compares one call (reference/, judging/), formats it, saves it if it is wrong
-views.py         ops that compute nothing; without_dropout.py: ops with dropout inside, run again without
+views.py         ops that compute nothing; without_dropout.py: ops with dropout inside, run again with known masks
+                 (drawn_masks.py), or without
 checkpointed.py  calls that checkpointing runs twice
 report.py        the whole run: the CSV file and the summary; call_tables.py: what is printed of one call
 histograms.py    of values of wrong calls, for the page

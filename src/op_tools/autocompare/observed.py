@@ -265,8 +265,7 @@ class ObservedCall:
             result = hollow(result.shape, result.dtype, "cpu", result.requires_grad)
         else:
             result = trees.map_tensors(hollow_like, result)
-        chosen = None if self.chosen is None else self.dtype_of_autocast()
-        facts = (self.autocast, chosen, self.is_tf32, self.changed, NONE, self.device)
+        facts = (self.autocast, self.chosen, self.is_tf32, self.changed, NONE, self.device)
         return ObservedCall(self.name, self.function, self.given, None, result, *facts)
 
     def dtype_of_autocast(self) -> torch.dtype | None:
@@ -274,6 +273,15 @@ class ObservedCall:
         chosen = self.chosen
         gave = {tensor.dtype for tensor in trees.tensors(self.result) if tensor.is_floating_point()}
         return chosen if gave == {chosen} else None
+
+    def computed_in(self, same: Tensor) -> torch.dtype | None:
+        """The dtype of a value of the CPU's; None where it is no number. Of float32, the 16 bits that autocast chose
+        where some of the call's results have them: that the CPU's roundings inside cancel out may be chance."""
+        if not (same.is_floating_point() or same.is_complex()):
+            return None
+        gave = {tensor.dtype for tensor in trees.tensors(self.result) if tensor.is_floating_point()}
+        is_mixed = self.chosen in (torch.float16, torch.bfloat16) and self.chosen in gave and len(gave) > 1
+        return self.chosen if is_mixed and same.dtype is torch.float32 else same.dtype
 
 
 def copied(gradients: Gradients, copy: Callable[[list[Tensor]], list[Tensor]]) -> Gradients:

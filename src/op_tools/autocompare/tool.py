@@ -21,6 +21,7 @@ from op_tools.autocompare import report
 from op_tools.autocompare.by_identities import ByIdentities
 from op_tools.autocompare.checkpointed import CheckpointedCall, CheckpointedCalls
 from op_tools.autocompare.examiner import Examiner
+from op_tools.autocompare.identities.whole import MAX_TENSORS_WITHOUT_SAMPLE, is_small
 from op_tools.autocompare.in_workers import InWorkers
 from op_tools.autocompare.judging import random_ops
 from op_tools.autocompare.judging.comparer import Comparer, Comparison
@@ -122,6 +123,7 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
         self._report = report.Report(csv, most_rows if self.verbose >= 2 else 0)
         self.summary = self._report.summary
         self._known: set[Any] = set()
+        self._hides_masks: set[Any] = set()  # kinds of calls whose dropout cannot be seen
         self._checkpointed = CheckpointedCalls()
         self._waits_for_end = False  # of a backward pass
         self._strategy = self._chosen_strategy(reference, count, limit)
@@ -242,9 +244,13 @@ class OpAutoCompare(Tool[Union[CallInProgress, SecondRun, None], Union[Kept, Che
         return checkpointed
 
     def _after_dropout(self, call: OpCall, second: SecondRun) -> SecondRun | None:
-        self.summary.drops_inside(call.name)
         in_progress = self._strategy.before(second.call)
-        second.run(graph=wants_gradients(call))
+        kind = (call.name, _shapes(call.args))
+        # a proof knows of no masks
+        may_know = not self._strategy.on_device or is_small(in_progress.live.tensors, MAX_TENSORS_WITHOUT_SAMPLE)
+        if not second.run(wants_gradients(call), takes_masks=may_know and kind not in self._hides_masks):
+            self._hides_masks.add(kind)
+            self.summary.drops_inside(call.name)
         second.kept = self._strategy.after(second.call, in_progress)
         return None if second.kept is None else second
 

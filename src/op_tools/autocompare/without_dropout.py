@@ -1,19 +1,22 @@
 """Calls with dropout inside of them, attention and recurrent layers: which numbers they dropped cannot be seen.
 
-So the device runs such a call once more and drops nothing, with a graph of its own; that is what is compared, forward
-and backward. Attention is asked to drop one number in 10^30: it takes the same kernels then. The random numbers that it
-draws for that are given back.
+So the device runs such a call once more, with a graph of its own; that is what is compared, forward and backward. Where
+kernels of their own draw its masks, these are seen (drawn_masks.py), and the reference drops the same. Where fused ones
+do, it drops nothing: attention is asked to drop one number in 10^30, and takes the same kernels then. The random
+numbers that are drawn for that are given back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from op_tools.autocompare import drawn_masks
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.checkpointed import CheckpointedCall
 from op_tools.autocompare.judging import random_ops
@@ -27,9 +30,10 @@ _RATE_ALMOST_NEVER = 1e-30
 
 
 class SecondRun:
-    """The call without its dropout, which has run again. `kept`: what a strategy keeps of it until gradients flow."""
+    """The call with known dropout, or none, which has run again. `kept`: what a strategy keeps of it until gradients
+    flow."""
 
-    __slots__ = ("_leaves", "_outputs", "call", "checkpointed", "kept")
+    __slots__ = ("_leaves", "_outputs", "_rate", "call", "checkpointed", "kept")
 
     def __init__(self, call: OpCall) -> None:
         leaves: dict[int, Tensor] = {}
@@ -39,25 +43,44 @@ class SecondRun:
             return leaves[id(tensor)]
 
         given = Arguments(call.args, call.kwargs).mapped(as_leaf)
+        self._rate = random_ops.rate_of(call.name, call.args, call.kwargs)
         self.call = call.with_arguments(*random_ops.with_rate(call.name, given.args, given.kwargs, 0.0))
         self._leaves = given.tensors
         self.checkpointed: CheckpointedCall | None = None
         self.kept: Any = None
 
-    def run(self, graph: bool) -> None:
-        """Runs it on the device, for gradients, too, if asked for."""
+    def run(self, graph: bool, takes_masks: bool) -> bool:
+        """Runs it on the device, for gradients, too, if asked for. True where it has dropped what masks say, which the
+        call's function drops from now on; False where it has dropped nothing."""
         call, device = self.call, next(tensor.device for tensor in self._leaves if not tensor.is_cpu)
         module = torch.get_device_module(device) if hasattr(torch, "get_device_module") else None
-        keeps_numbers = random_ops.is_attention(call.name) and hasattr(module, "get_rng_state")
-        rate = _RATE_ALMOST_NEVER if keeps_numbers else 0.0
+        module = module if hasattr(module, "get_rng_state") else None
+        taken = drawn_masks.Taken()
+        if takes_masks and module is not None:
+            call.result = self._run(self._rate, graph, module, device, taken)
+        if taken.is_all:
+            as_drawn = functools.partial(random_ops.with_rate, call.name, rate=self._rate)
+            call.func = drawn_masks.WithMasks(call.func, as_drawn, taken.masks)
+        elif random_ops.is_attention(call.name) and module is not None:
+            call.result = self._run(_RATE_ALMOST_NEVER, graph, module, device)
+        else:
+            call.result = self._run(0.0, graph, None, device)
+        self._outputs = tensors_in((call.result,))
+        return taken.is_all
+
+    def _run(
+        self, rate: float, graph: bool, module: Any, device: torch.device, taken: drawn_masks.Taken | None = None
+    ) -> Any:
+        """`module`: whose random numbers it draws, which are given back."""
+        call = self.call
         args, kwargs = random_ops.with_rate(call.name, call.args, call.kwargs, rate)
         with (
             shield.shielded(None, graph),
             _without_cache(),
-            _numbers_given_back(module if keeps_numbers else None, device),
+            _numbers_given_back(module, device),
+            shield.NOTHING if taken is None else taken,
         ):
-            call.result = call.func(*args, **kwargs)
-        self._outputs = tensors_in((call.result,))
+            return call.func(*args, **kwargs)
 
     def gradients(self, arrived: Sequence[Tensor | None]) -> Gradients:
         """What flows out of it where these gradients arrive."""

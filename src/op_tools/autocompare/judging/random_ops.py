@@ -84,6 +84,12 @@ def with_rate(
     return (*args[:place], rate, *args[place + 1 :]), kwargs
 
 
+def rate_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """The rate of dropout of such a call."""
+    place = _ATTENTION.get(normalized(name).base, _rate_of_recurrent(args))
+    return float(kwargs["dropout_p"] if place is None or place >= len(args) else args[place])
+
+
 def _rate_of_recurrent(args: tuple[Any, ...]) -> int | None:
     return next((index for index, value in enumerate(args) if isinstance(value, float)), None)
 

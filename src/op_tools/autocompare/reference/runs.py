@@ -237,7 +237,7 @@ class Reference:
         """That of a result or a gradient, or the lower one that autocast has computed it in."""
         ways, computed_in = self.ways, self.ways.chosen
         if same is not None:
-            computed_in = same.dtype if same.is_floating_point() or same.is_complex() else None
+            computed_in = self.observed.computed_in(same)
         elif _LOSS.search(self.name) and self.observed.given.tensors:
             # functions of others: of scores in 16 bits the logarithm may be, too, though the loss is float32
             computed_in = self.observed.given.tensors[0].dtype
