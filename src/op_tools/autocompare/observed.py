@@ -251,7 +251,9 @@ class ObservedCall:
         if isinstance(result, list) and not result:
             result = None if after is None else list(after.args[0])
         elif isinstance(result, list):
-            result = apart(result[0], before.args[0])
+            # a number may stand before the first list
+            like = next(value for value in before.args if isinstance(value, (list, tuple)))
+            result = apart(result[0], like)
         return ObservedCall(self.name, self.function, before, after, result, *self.facts())
 
     def for_backward(self) -> ObservedCall:

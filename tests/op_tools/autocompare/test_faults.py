@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -119,6 +121,23 @@ def test_an_optimizers_step_is_compared(device):
         torch.optim.AdamW(parameters, foreach=True).step()
     names = {(one.name, one.what) for one in tool.summary.ranked()}
     assert ("torch._foreach_addcdiv_", "input[0]") in names
+
+
+def test_a_list_behind_a_number_is_compared(device):
+    """As a compiled optimizer has it: powers of a number."""
+    steps = [torch.full((), 3.0 + number, device=device) for number in range(12)]
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with faults.inject("aten._foreach_pow: round=bfloat16"), tool, torch.no_grad():
+        torch.ops.aten._foreach_pow.ScalarAndTensor(0.9, steps)
+    assert tool.summary.ranked()[0].name == "aten._foreach_pow.ScalarAndTensor"
+
+
+def test_nan_in_complex_numbers_is_no_change_of_an_input(device):
+    x = torch.tensor([1 + 1j, complex(math.nan, 0), complex(0, math.nan), complex(math.inf, math.nan)], device=device)
+    tool = op_tools.OpAutoCompare(verbose=0)
+    with tool:
+        torch.fft.ifft(x * 2)
+    assert tool.summary.ranked() == []
 
 
 @pytest.fixture

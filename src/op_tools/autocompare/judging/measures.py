@@ -131,7 +131,7 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     if left.layout != torch.strided or right.layout != torch.strided:
         left, right = dense(left), dense(right)
     if left.is_complex():
-        return torch.equal(as_real(left), as_real(right))
+        left, right = as_real(left), as_real(right)
     integers = _INTEGERS.get(left.element_size())
     if integers is None:
         return torch.equal(left, right)
