@@ -99,3 +99,5 @@ DISTRIBUTIONS: dict[str, Describe] = {
     "randint_like": randint,
     "random": random_integers,
 }
+# Of these the ones that take nothing of the tensor that they are given but its shape, also as functions.
+FILLS = frozenset({"uniform", "exponential", "geometric", "random"})

@@ -24,7 +24,7 @@ from op_tools.autocompare.observed import ObservedCall
 from op_tools.core.gradients import Gradients
 from op_tools.ops import catalogue
 from op_tools.ops.catalogue import Trait
-from op_tools.ops.distributions import DISTRIBUTIONS, Draws, argument
+from op_tools.ops.distributions import DISTRIBUTIONS, FILLS, Draws, argument
 from op_tools.ops.names import normalized
 from op_tools.values import trees
 
@@ -140,6 +140,8 @@ def draws_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draws 
     if describe is None:
         return None
     fills = name.startswith(("torch.Tensor.", "torch.nn.init."))
+    if not fills and normalized(name).base in FILLS and args and isinstance(args[0], Tensor):
+        args = args[1:]  # compiled code has them as functions of a tensor that has the shape
     values = args[1:] if fills or name.endswith("_like") else args
     if fills and not name.endswith("_"):
         return None  # its numbers depend on the tensor that it is a method of

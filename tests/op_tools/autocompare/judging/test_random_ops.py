@@ -89,6 +89,10 @@ def test_random_numbers_are_never_blamed_for_being_random(device):
         ("torch.Tensor.geometric_", (torch.zeros(1000), 0.5), torch.zeros(1000).geometric_(0.3), "the mean of 1,000"),
         ("torch.Tensor.geometric_", (torch.zeros(9), 0.5), torch.zeros(9).geometric_(0.5) - 1, "should lie from 1"),
         ("torch.Tensor.random_", (torch.zeros(1000), 2, 9), torch.randint(2, 10, (1000,)), "should lie from 2 to 8"),
+        ("aten.exponential.default", (torch.zeros(9),), torch.full((9,), math.nan), "NaN or infinite"),
+        ("aten.uniform.default", (torch.zeros(1000), 0.0, 2.0), torch.rand(1000), "the mean of 1,000"),
+        ("aten.geometric.default", (torch.zeros(9), 0.5), torch.full((9,), 0.5), "should lie from 1"),
+        ("aten.random.from", (torch.zeros(9), 2, 4), torch.full((9,), 4), "should lie from 2 to 3"),
         ("torch.randint_like", (torch.zeros(1000), 4), torch.randint(2, (1000,)), "the mean of 1,000"),
         ("torch.Tensor.log_normal_", (torch.zeros(1000), 1.0, 0.5), torch.randn(1000).exp(), "logarithms: the mean"),
         ("torch.Tensor.log_normal_", (torch.zeros(9), 0.0, 0.5), torch.full((9,), -1.0), "are not above zero"),
@@ -164,11 +168,12 @@ def test_rare_draws_are_no_fault(name, args, numbers):
 @pytest.mark.parametrize("count", [1, 30, 3000])
 def test_draws_of_many_kinds_are_compared_and_right(device, dtype, count):
     torch.manual_seed(0)
-    x = torch.zeros(count, device=device, dtype=dtype)
+    x, aten = torch.zeros(count, device=device, dtype=dtype), torch.ops.aten
     with op_tools.OpAutoCompare(verbose=0) as tool:
         for _ in range(20):
             x.geometric_(0.2), x.log_normal_(1, 0.7), x.cauchy_(0.5, 0.5), x.random_(1, 200), x.exponential_(0.3)
             torch.randint_like(x, 5), torch.normal(x, 0.5), torch.normal(1.0, x.abs()), torch.normal(x, x.abs())
+            aten.exponential(x, 0.3), aten.uniform(x, -1.0, 3.0), aten.geometric(x, 0.2), aten.random(x, 1, 200)
             x.bernoulli_(0.02), torch.binomial(torch.full_like(x, 6), torch.full_like(x, 0.3))
     assert not tool.results, list(tool.results)
     assert not tool.results.not_looked_at
