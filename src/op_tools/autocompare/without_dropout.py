@@ -52,7 +52,9 @@ class SecondRun:
     def run(self, graph: bool, takes_masks: bool) -> bool:
         """Runs it on the device, for gradients, too, if asked for. True where it has dropped what masks say, which the
         call's function drops from now on; False where it has dropped nothing."""
-        call, device = self.call, next(tensor.device for tensor in self._leaves if not tensor.is_cpu)
+        call = self.call
+        devices = [tensor.device for tensor in self._leaves]  # the CPU's where it is the device
+        device = next((device for device in devices if device.type != "cpu"), devices[0])
         module = torch.get_device_module(device) if hasattr(torch, "get_device_module") else None
         module = module if hasattr(module, "get_rng_state") else None
         taken = drawn_masks.Taken()

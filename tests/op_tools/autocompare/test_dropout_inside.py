@@ -142,6 +142,22 @@ def test_the_programs_own_results_and_random_numbers_stay_as_they_are(device, na
     assert all(torch.equal(one, other) for one, other in zip(*runs))
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_where_the_cpu_is_the_device(name):
+    runs = []
+    tool = op_tools.OpAutoCompare(verbose=0)
+    tool.sees_cpu = True
+    for watch in (False, True):
+        run = CALLS[name][0]("cpu")
+        torch.manual_seed(5)
+        with tool if watch else contextlib.nullcontext():
+            results = run()
+        runs.append([*results, torch.rand(3)])
+    assert all(torch.equal(one, other) for one, other in zip(*runs))
+    assert (list(tool.results), list(tool.results.not_looked_at)) == ([], [])
+    assert tool.results.facts["without_dropout"]
+
+
 def test_under_autocast_and_checkpointing(device, sees_masks):
     made = torch.nn.MultiheadAttention(16, 2, dropout=0.3, batch_first=True).to(device)
     words = torch.randn(2, 6, 16, device=device, requires_grad=True)
