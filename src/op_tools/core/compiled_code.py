@@ -178,6 +178,7 @@ def _plain_path(path: str) -> str:
     root = _ROOT.match(path)
     inside = path[root.end() :] if root else path
     path = _MEMBER.sub(lambda member: f".{member[1] or member[2]}", f".{inside}").strip(".")
+    path = path.rpartition("cell_contents")[2].strip(".")  # a function's closure has it
     # torch.compile puts a module of its own around the user's
     return ".".join(step for step in path.split(".") if step != "_orig_mod")
 

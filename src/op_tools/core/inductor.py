@@ -72,6 +72,7 @@ def watch(session: object) -> None:
         _watching.add(id(session))
         if len(_watching) == 1:
             _call_off = after_import(_MODULE, _put_in_place)
+            dynamo.hide_own_lines()
 
 
 def leave(session: object) -> None:
@@ -82,6 +83,7 @@ def leave(session: object) -> None:
         if _watching:
             return
         _call_off()
+        dynamo.show_own_lines()
         if _own_call is not None:
             _graph_class().__call__, _own_call = _own_call, None
 

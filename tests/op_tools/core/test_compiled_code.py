@@ -143,6 +143,18 @@ def test_a_compiled_module_inside_of_compiled_code_has_its_own_name(device):
     assert {module for _, module in places(recorder, "aten.gelu_backward.default")} == {"block"}
 
 
+def test_a_module_that_a_function_holds_has_the_paths_of_its_parts(device):
+    block = Block().to(device)
+
+    def run(x):
+        return block(x).sum()
+
+    compiled = torch.compile(lambda x: run(x) * 2, backend="aot_eager")
+    with Recorder() as recorder:
+        compiled(torch.randn(4, 16, device=device))
+    assert [module for _, module in places(recorder, "aten.addmm.default")] == ["up", "down"]
+
+
 def test_ops_between_two_graphs_have_the_users_function(device):
     compiled = torch.compile(Model(breaks=True).to(device), backend="aot_eager")
     with Recorder() as recorder:

@@ -351,7 +351,9 @@ class Model(nn.Module):
 @pytest.fixture
 def inductor():
     torch._dynamo.reset()
-    with mock.patch.dict(os.environ):  # Inductor leaves variables behind
+    import torch._inductor.config as config
+
+    with mock.patch.dict(os.environ), config.patch(compile_threads=1):  # Inductor leaves variables and threads behind
         yield
     torch._dynamo.reset()
 
@@ -409,6 +411,21 @@ def test_what_generated_code_calls_of_its_own_has_a_line_of_the_users(inductor):
     with recorder:
         compiled(torch.ones(8, device=REAL))
     assert {call.where.line().partition(":")[0] for call in recorder.calls} == {__file__}
+
+
+@pytest.mark.slow
+def test_what_is_first_compiled_under_a_tool_has_lines_of_the_users(inductor, tmp_path, monkeypatch):
+    """Nothing is in Inductor's cache: Dynamo traces through our mode."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = Model().to(REAL)
+    recorder = Recorder()
+    recorder.sees_cpu = REAL == "cpu"
+    with recorder:
+        torch.compile(model, backend="inductor")(torch.randn(32, 64, device=REAL)).backward()
+    lines = inspect.getsourcelines(Model.forward)
+    gelu = lines[1] + next(place for place, line in enumerate(lines[0]) if "gelu" in line)
+    fused = [call.where.line() for call in recorder.calls if call.name.startswith("torch.compile.")]
+    assert any(f"test_inductor.py:{gelu}" in line for line in fused), fused
 
 
 @pytest.mark.slow
