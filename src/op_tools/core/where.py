@@ -180,8 +180,8 @@ def here(with_stack: bool = False) -> Where:
     if users is None and in_torch is not None:
         return in_torch
     users = users or generated or in_library
-    if users is None:
-        return NOWHERE
+    if users is None:  # such as saved tensors that come back from the host
+        return of_forward(sys._getframe()) or NOWHERE
     stack = "".join(traceback.format_stack(users)) if with_stack else None
     return Where(users.f_code, users.f_lasti, "" if module is None else _path_of_module(module), stack)
 

@@ -155,6 +155,20 @@ def test_a_module_that_a_function_holds_has_the_paths_of_its_parts(device):
     assert [module for _, module in places(recorder, "aten.addmm.default")] == ["up", "down"]
 
 
+def test_what_comes_back_from_the_host_for_backward_is_shown_with_the_function_that_is_compiled(device):
+    compiled = torch.compile(Block().to(device), backend="aot_eager")
+
+    def forward(x):
+        with torch.autograd.graph.save_on_cpu():
+            return compiled(x).sum()
+
+    with Recorder() as recorder:
+        forward(torch.randn(4, 16, device=device, requires_grad=True)).backward()
+    compiled_function = line_of(Block.forward, "def forward") + "  (its backward)"
+    assert compiled_function in {line for line, _ in places(recorder, "torch.Tensor.to")}
+    assert all(call.where.line() != "<unknown>" for call in recorder.calls)
+
+
 def test_ops_between_two_graphs_have_the_users_function(device):
     compiled = torch.compile(Model(breaks=True).to(device), backend="aot_eager")
     with Recorder() as recorder:
