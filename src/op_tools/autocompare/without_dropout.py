@@ -1,9 +1,9 @@
 """Calls with dropout inside of them, attention and recurrent layers: which numbers they dropped cannot be seen.
 
-So the device runs such a call once more, with a graph of its own; that is what is compared, forward and backward. Where
-kernels of their own draw its masks, these are seen (drawn_masks.py), and the reference drops the same. Where fused ones
-do, it drops nothing: attention is asked to drop one number in 10^30, and takes the same kernels then. The random
-numbers that are drawn for that are given back.
+So the device runs such a call once more, with a graph of its own, which is made in the thread of graphs; that is what
+is compared, forward and backward. Where kernels of their own draw its masks, these are seen (drawn_masks.py), and the
+reference drops the same. Where fused ones do, it drops nothing: attention is asked to drop one number in 10^30, and
+takes the same kernels then. The random numbers that are drawn for that are given back.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from op_tools.autocompare import drawn_masks
 from op_tools.autocompare.arguments import Arguments
 from op_tools.autocompare.checkpointed import CheckpointedCall
 from op_tools.autocompare.judging import random_ops
-from op_tools.autocompare.reference import shield
+from op_tools.autocompare.reference import graph_thread, roots, shield
 from op_tools.core.call import OpCall
 from op_tools.core.gradients import Gradients
 from op_tools.core.modes import with_modes_aside
+from op_tools.ops import autocast_policy
+from op_tools.ops.autocast_policy import Autocast
 from op_tools.values.tensors import tensors_in
 
 _RATE_ALMOST_NEVER = 1e-30
@@ -33,7 +35,7 @@ class SecondRun:
     """The call with known dropout, or none, which has run again. `kept`: what a strategy keeps of it until gradients
     flow."""
 
-    __slots__ = ("_leaves", "_outputs", "_rate", "call", "checkpointed", "kept")
+    __slots__ = ("_leaves", "_nodes", "_outputs", "_rate", "call", "checkpointed", "kept")
 
     def __init__(self, call: OpCall) -> None:
         leaves: dict[int, Tensor] = {}
@@ -76,13 +78,21 @@ class SecondRun:
         """`module`: whose random numbers it draws, which are given back."""
         call = self.call
         args, kwargs = random_ops.with_rate(call.name, call.args, call.kwargs, rate)
-        with (
-            shield.shielded(None, graph),
-            _without_cache(),
-            _numbers_given_back(module, device),
-            shield.NOTHING if taken is None else taken,
-        ):
-            return call.func(*args, **kwargs)
+
+        def run() -> Any:
+            with (
+                shield.shielded(None, graph),
+                _as_autocast(call.autocast),
+                _numbers_given_back(module, device),
+                shield.NOTHING if taken is None else taken,
+            ):
+                return call.func(*args, **kwargs)
+
+        if not graph:
+            return run()
+        wanted = [leaf for leaf in self._leaves if leaf.requires_grad]
+        result, self._nodes = graph_thread.run_there(lambda: (run(), roots.nodes_of(wanted)), self._leaves)
+        return result
 
     def gradients(self, arrived: Sequence[Tensor | None]) -> Gradients:
         """What flows out of it where these gradients arrive."""
@@ -100,19 +110,14 @@ class SecondRun:
 
 def _gradients_of(outputs: Any, leaves: Any, arrived: Any) -> Sequence[Tensor | None]:
     with shield.shielded(None, graph=False):
-        found: Sequence[Tensor | None] = torch.autograd.grad(outputs, leaves, arrived, allow_unused=True)
-        return found
+        return roots.gradients(outputs, arrived, leaves)
 
 
-@contextlib.contextmanager
-def _without_cache() -> Iterator[None]:
-    """What autocast makes of these leaves is of no use to the program."""
-    is_enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(is_enabled)
+def _as_autocast(found: Autocast | None) -> contextlib.AbstractContextManager[None]:
+    """That of the program: each thread has its own. What it makes of our leaves is not kept for the program."""
+    if found is None:
+        return shield.NOTHING
+    return autocast_policy.autocast(found.device_type, dtype=found.dtype, cache_enabled=False)
 
 
 @contextlib.contextmanager

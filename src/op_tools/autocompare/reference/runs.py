@@ -21,7 +21,7 @@ from op_tools.autocompare.judging import limits
 from op_tools.autocompare.judging.limits import Precision
 from op_tools.autocompare.judging.measures import dense, same_bits
 from op_tools.autocompare.observed import CannotCompare, InputGradients, ObservedCall, Part
-from op_tools.autocompare.reference import graph_thread, shield, stand_ins
+from op_tools.autocompare.reference import graph_thread, roots, shield, stand_ins
 from op_tools.autocompare.reference.ways import (
     ROUNDED_ONCE,
     SINGLE,
@@ -290,16 +290,20 @@ def _one_line(error: BaseException) -> str:
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
-_engine: Any = torch.autograd.Variable._execution_engine
-
 
 class Rerun:
     """A call that has run again: its result, and its arguments as they are now."""
 
-    __slots__ = ("_leaves", "arguments", "result", "results", "way", "written")
+    __slots__ = ("_leaves", "_nodes", "arguments", "result", "results", "way", "written")
 
     def __init__(
-        self, way: Way, arguments: Arguments, result: Any, leaves: list[Tensor | None], written: list[Tensor]
+        self,
+        way: Way,
+        arguments: Arguments,
+        result: Any,
+        leaves: list[Tensor | None],
+        written: list[Tensor],
+        nodes: Any = None,
     ) -> None:
         self.way = way
         self.arguments = arguments
@@ -307,6 +311,7 @@ class Rerun:
         self.results = [result] if isinstance(result, Tensor) else [value for _, value in trees.leaves(result)]
         self.written = written  # the arguments that the call has worked in place on
         self._leaves = leaves  # one for each tensor among the arguments; None where no gradient is wanted
+        self._nodes = nodes  # of the leaves, held
 
     def gradients(self, grad_outputs: Sequence[Tensor | None], create_graph: bool = False) -> list[Tensor | None]:
         """The gradient of every input; that of a tensor given twice is at its first place. `create_graph`: as they are
@@ -326,16 +331,7 @@ class Rerun:
         if not outputs or not wanted:
             return [None] * len(self._leaves)
         with _undisturbed(way.autocast, graph=False), shield.NOTHING if way.around is None else way.around():
-            # as torch.autograd.grad does, which takes long to look at shapes that are known to be right
-            found = _engine.run_backward(
-                tuple(outputs),
-                tuple(given),
-                create_graph,
-                create_graph,
-                tuple(wanted.values()),
-                allow_unreachable=True,
-                accumulate_grad=False,
-            )
+            found = roots.gradients(outputs, given, tuple(wanted.values()), create_graph)
         by_leaf = dict(zip(wanted, found))
         return [by_leaf.pop(id(leaf), None) for leaf in self._leaves]
 
@@ -367,13 +363,14 @@ def _run(function: Function, given: Arguments, way: Way, graph: bool, changes_in
     undisturbed = shield.shielded(way.autocast, graph) if needs_shield else torch.set_grad_enabled(graph)
     with undisturbed, shield.NOTHING if way.around is None else way.around():
         result = function(*args, **kwargs)
+        nodes = roots.nodes_of([leaf for leaf in leaves if leaf is not None]) if graph else None
     now = versions_of(lent)
     written = [] if now == versions else [one for one, new, old in zip(lent, now, versions) if new != old]
     if written and not changes_inputs:
         raise RuntimeError("it changes its arguments on the CPU, which it does not on the device")
     if args is not arguments.args or kwargs is not arguments.kwargs:
         arguments = Arguments(args, kwargs)
-    return Rerun(way, arguments, result, leaves, written)
+    return Rerun(way, arguments, result, leaves, written, nodes)
 
 
 # ---- leaving everything as it was ------------------------------------------------------------------------------------

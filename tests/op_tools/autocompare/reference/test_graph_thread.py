@@ -46,6 +46,43 @@ def test_gradients_of_gradients_keep_their_bits(run_python, depth, width):
     assert watched == [plain] * 3
 
 
+WITH_DROPOUT = """
+    import contextlib, hashlib, sys, torch
+    from ditorch import sim
+    sim.start()
+    import op_tools
+    torch.set_num_threads(1)
+    calls, reference = int(sys.argv[1]), sys.argv[2]
+    torch.manual_seed(0)
+    shared = torch.randn(4).to("sim").requires_grad_()
+    x = torch.randn(3, 5, 4).to("sim").requires_grad_()
+    layer = torch.nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True).to("sim")
+    tool = op_tools.OpAutoCompare(verbose=0, reference=reference) if reference else contextlib.nullcontext()
+    bits = hashlib.sha256()
+    with tool:
+        for step in range(2):
+            hidden = torch.tanh(x * shared)
+            for call in range(calls):
+                hidden = layer(hidden, hidden, hidden)[0]
+                hidden = torch.tanh(hidden * shared) if call < calls - 1 else hidden
+            hidden = torch.tanh(hidden * shared) * shared
+            (first,) = torch.autograd.grad(hidden.sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum() + hidden.square().mean(), x, create_graph=True)
+            (first.square().sum() + second.square().mean() + hidden.square().mean()).backward()
+            for tensor in (*layer.parameters(), shared, x):
+                bits.update(tensor.grad.cpu().numpy().tobytes())
+    print(bits.hexdigest())
+"""
+
+
+def test_they_keep_their_bits_where_attention_drops_numbers(run_python):
+    plain, *watched = [
+        run_python(WITH_DROPOUT, "3", reference, DITORCH_DISABLE_MOCK="1").stdout.splitlines()[-1]
+        for reference in ("", "cpu", "device", "identities")
+    ]
+    assert watched == [plain] * 3
+
+
 @pytest.fixture
 def begun():
     graph_thread.begin()
