@@ -26,7 +26,7 @@ from torch.nn import Module
 
 from module_tools.fixed_inputs import FixedInputs
 from op_tools.core import dynamo
-from op_tools.core.gradients import Edges
+from op_tools.core.gradients import Edges, edges_in_python
 from op_tools.core.modes import with_modes_aside
 from op_tools.device.host_memory import HostMemory
 from op_tools.errors import SettingError
@@ -88,7 +88,7 @@ class Recorder:
             return given
         parameters = [parameter for _, parameter in module.named_parameters(recurse=False)]
         watched = [*trees.tensors((args, kwargs)), *parameters]
-        edges = Edges([(each.grad_fn, each.output_nr if each.grad_fn else 0, each) for each in watched])
+        edges = edges_in_python(tuple(watched), {})
         # an op of the layer may write into what it is given
         kept = None if label in self._ran else self._copy((args, kwargs))
         running.append(_Entered(label, kept, arrived, len(watched) - len(parameters), edges))

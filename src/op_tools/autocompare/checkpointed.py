@@ -12,7 +12,6 @@ import weakref
 from collections import Counter
 from typing import Any, Callable
 
-import torch
 from torch.utils import checkpoint
 
 from op_tools.core.call import OpCall
@@ -63,7 +62,7 @@ class CheckpointedCalls:
 
     def find(self, call: OpCall, pack: Any) -> CheckpointedCall | None:
         """`pack`: of the hooks on top. None for a call outside of checkpointing, or whose first pass is not known."""
-        if _Frame is None or not torch.is_grad_enabled():
+        if _Frame is None or not call.is_recorded:
             return None
         frame, is_second = _region_of(pack)
         if frame is None:

@@ -203,7 +203,7 @@ class ObservedCall:
     def bytes(self, are_copies: bool = True) -> int:
         """The memory that it takes. Parameters are there in any case, where they are not copied."""
         result = self.result
-        given = [one for one in self.given.tensors if are_copies or not (one.is_leaf and one.requires_grad)]
+        given = [one for one in self.given.tensors if are_copies or not _is_parameter(one)]
         return bytes_taken(given + ([result] if isinstance(result, Tensor) else tensors_in((result,))))
 
     def depends_on_layout(self) -> bool:
@@ -330,6 +330,11 @@ def output_names(op: str, count: int) -> list[str]:
 def range_of(names: Sequence[str]) -> str:
     """`input[0..51]` for many names."""
     return f"{names[0][:-1]}..{names[-1].rpartition('[')[2]}"
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    """A view is none; to ask one whether it is a leaf may give it a node."""
+    return tensor.requires_grad and not tensor._is_view() and tensor.is_leaf
 
 
 def _apart(tensor: Tensor) -> Tensor:

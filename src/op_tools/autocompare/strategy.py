@@ -53,12 +53,13 @@ class CallInProgress:
     """State that cannot be recovered after the op ran: copies of what it may change, versions, autocast, tf32."""
 
     __slots__ = (
-        "_is_tf32", "_name", "_policy", "_versions", "before", "checkpointed", "generators", "given", "live",
-        "works_in_place",
+        "_is_recorded", "_is_tf32", "_name", "_policy", "_versions", "before", "checkpointed", "generators", "given",
+        "live", "works_in_place",
     )  # fmt: skip
 
     def __init__(self, call: OpCall) -> None:
         name = self._name = call.name
+        self._is_recorded = call.is_recorded
         self.checkpointed: CheckpointedCall | None = None
         self.live = Arguments(call.args, call.kwargs)
         self.given: Arguments | None = None  # copies that the reference is given
@@ -88,7 +89,7 @@ class CallInProgress:
 
     def joined(self) -> foreach_lists.Joined | None:
         """The arguments of an optimizer's op on lists, as one tensor for each list; None for other calls."""
-        if not catalogue.has(self._name, Trait.POINTWISE | Trait.EXACT) or torch.is_grad_enabled():
+        if not catalogue.has(self._name, Trait.POINTWISE | Trait.EXACT) or self._is_recorded:
             return None
         with torch.no_grad():
             return foreach_lists.joined(self.live)
@@ -317,7 +318,7 @@ class PendingProof:
 
 def wants_gradients(call: OpCall) -> bool:
     """Whether gradients may flow through what the call has returned."""
-    if not torch.is_grad_enabled():
+    if not call.is_recorded:
         return False
     result = call.result
     return result.requires_grad if isinstance(result, Tensor) else any(map(requires_grad, tensors_in((result,))))

@@ -149,36 +149,31 @@ class Statistics:
         is_doubtful = part not in ("output", "gradients") and tensors and tensors[0].is_cpu and not self._sees_cpu
         if not tensors or (is_doubtful and all(tensor.is_cpu for tensor in tensors)):
             return
-        with_gradients = torch.is_grad_enabled()
         with self._lock:
-            torch._C._set_grad_enabled(False)  # as torch.no_grad does, at a third of the price
-            try:
-                if self._is_full or len(self._sites) >= _MAX_SITES:
-                    self._begin_next_file()
-                if self._unsettled >= _MAX_UNSETTLED_RECORDS:
-                    self._flush()
-                self._unsettled += len(tensors)
-                found = self._repeats.find(call, tensors)
-                known = () if found is None else found[0]
-                in_backward = part != "gradients" and running_backward() >= 0  # checkpointing computes it again
-                place = (call.name, part, call.where.line(), call.where.module, known, key, in_backward)
-                site = self._sites.get(place)
-                if site is None:
-                    described = description(call, part, args, kwargs, in_backward)
-                    pieces = self._pieces.added_to(described)
-                    site = self._sites[place] = _Site(len(self._sites), tensors, known, pieces)
-                    self._writer.add(partial(self._describe, site.number, described))
-                self._order += 1
-                label = (site.number, call.id, call.step, self._order)
-                if site.pieces:
-                    self._digest(site, site.with_pieces(tensors), None, label)
-                else:
-                    self._digest(site, tensors, addresses, label)
-                self._repeats.remember(call, tensors, found, site.number)
-                if found is not None:
-                    self._repeated.append((label, found[1]))
-            finally:
-                torch._C._set_grad_enabled(with_gradients)
+            if self._is_full or len(self._sites) >= _MAX_SITES:
+                self._begin_next_file()
+            if self._unsettled >= _MAX_UNSETTLED_RECORDS:
+                self._flush()
+            self._unsettled += len(tensors)
+            found = self._repeats.find(call, tensors)
+            known = () if found is None else found[0]
+            in_backward = part != "gradients" and running_backward() >= 0  # checkpointing computes it again
+            place = (call.name, part, call.where.line(), call.where.module, known, key, in_backward)
+            site = self._sites.get(place)
+            if site is None:
+                described = description(call, part, args, kwargs, in_backward)
+                pieces = self._pieces.added_to(described)
+                site = self._sites[place] = _Site(len(self._sites), tensors, known, pieces)
+                self._writer.add(partial(self._describe, site.number, described))
+            self._order += 1
+            label = (site.number, call.id, call.step, self._order)
+            if site.pieces:
+                self._digest(site, site.with_pieces(tensors), None, label)
+            else:
+                self._digest(site, tensors, addresses, label)
+            self._repeats.remember(call, tensors, found, site.number)
+            if found is not None:
+                self._repeated.append((label, found[1]))
 
     def _digest(self, site: _Site, tensors: list[Tensor], addresses: bytes | None, label: _Label) -> None:
         for group in site.fused:

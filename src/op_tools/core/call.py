@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any, Callable
 
+import torch
+
 from op_tools.core.where import Where
 from op_tools.ops import autocast_policy
 
@@ -15,12 +17,13 @@ class OpCall:
     """One call of one op, from before it runs until its gradients have flowed.
 
     `result` is set once the op has run, `error` if it raised instead. `step` is the training step (steps.py).
-    `autocast` is the one that it runs under, None for most. `other_gradients`: why its gradients may be others than
-    its results explain.
+    `autocast` is the one that it runs under, None for most; `is_recorded`: by autograd. `other_gradients`: why its
+    gradients may be others than its results explain.
     """
 
     __slots__ = (
-        "args", "autocast", "error", "func", "id", "kwargs", "name", "other_gradients", "result", "step", "where",
+        "args", "autocast", "error", "func", "id", "is_recorded", "kwargs", "name", "other_gradients", "result", "step",
+        "where",
     )  # fmt: skip
 
     def __init__(
@@ -42,13 +45,14 @@ class OpCall:
         self.where = where
         self.step = step
         self.autocast = autocast_policy.of_call(args, kwargs) if autocast_policy.is_any_enabled() else None
+        self.is_recorded = torch.is_grad_enabled()
         self.other_gradients = ""
 
     def without_tensors(self) -> OpCall:
         """The same call with its arguments and result let go: what may be kept until backward."""
         made = OpCall.__new__(OpCall)
         made.id, made.name, made.func, made.step, made.where = self.id, self.name, self.func, self.step, self.where
-        made.autocast, made.other_gradients = self.autocast, self.other_gradients
+        made.autocast, made.is_recorded, made.other_gradients = self.autocast, self.is_recorded, self.other_gradients
         made.args, made.kwargs, made.result, made.error = (), {}, None, None
         return made
 

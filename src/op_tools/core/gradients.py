@@ -6,6 +6,10 @@ exactly this op's contribution, and the graph stays as it was.
 
 Autocast casts a weight once for all ops of its region. What flows into that cast is an op's own share; what comes out
 of it is the sum of all: so the cast of a leaf counts as the leaf, and the share is cast as autograd would.
+
+A view whose memory was written to has no node until it is asked for one, which then takes the next number: backward
+would run in another order if we asked before the program does. The C++ helper can tell whether a view has one; here all
+that may have none are asked after the op.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any, Callable, Optional, Protocol
 import torch
 from torch import Tensor
 
+from op_tools.core.modes import with_modes_aside
 from op_tools.values import trees
 
 MAX_SUBGRAPH_NODES = 20_000  # of one op; an LSTM that the device unrolls has some hundreds
@@ -43,8 +48,10 @@ class GradientListener(Protocol):
     def received(self, inputs: list[Tensor | None], outputs: list[Tensor | None]) -> None: ...
 
 
-# for each tensor among the arguments: the node and the number of its output that made it (None for a leaf), the tensor
+# for each tensor among the arguments: the node and the number of its output that made it (None for a leaf), the tensor;
+# of a view that may have no node before the op, _LATER and its version
 _Inputs = list[tuple[Optional[Any], int, Tensor]]
+_LATER = object()
 
 
 class Edges:
@@ -61,6 +68,12 @@ class Edges:
 
         `tells_nodes`: of each node, too. `spans` are for the C++ helper, which times nodes by itself.
         """
+        later = {id(tensor): version for node, version, tensor in self._inputs if node is _LATER}
+        if later:
+            made = [tensor for tensor in trees.tensors(result) if tensor.requires_grad]
+            if all(later.get(id(tensor)) == tensor._version for tensor in made):  # nothing, or what it was given
+                return False
+            self._inputs = [_asked(*input) if input[0] is _LATER else input for input in self._inputs]
         return _watch(self._inputs, self._since, result, listener, tells_nodes)
 
 
@@ -91,8 +104,8 @@ def _note_edges(values: Iterable[Any], edges: _Inputs) -> bool:
         if isinstance(value, Tensor):
             if value.requires_grad:
                 wanted = True
-                node = value.grad_fn
-                edges.append((node, 0 if node is None else value.output_nr, value))
+                version = value._version if value._is_view() and not value.is_inference() else 0
+                edges.append((_LATER, version, value) if version else _edge_of(value))
             else:
                 edges.append((None, 0, value))
         elif isinstance(value, (list, tuple)):
@@ -100,6 +113,16 @@ def _note_edges(values: Iterable[Any], edges: _Inputs) -> bool:
         elif isinstance(value, dict):
             wanted = _note_edges(value.values(), edges) or wanted
     return wanted
+
+
+def _edge_of(tensor: Tensor) -> tuple[Any, int, Tensor]:
+    node = tensor.grad_fn
+    return node, 0 if node is None else tensor.output_nr, tensor
+
+
+def _asked(_: Any, version: int, view: Tensor) -> tuple[Any, int, Tensor]:
+    """After the op. Where it has written to the memory of the view, that has lost its node, or has another."""
+    return _edge_of(view) if view._version == version else (None, 0, view)
 
 
 def sequence_number() -> int:
@@ -116,7 +139,8 @@ def _watch(edges: _Inputs, since: int, result: Any, listener: GradientListener, 
         if routes is not None:
             if timed:
                 node.register_prehook(partial(_one_node_begins, listener))
-            node.register_hook(partial(_one_node_ran, listener, routes, len(edges), result.output_nr))
+            ran = partial(_one_node_ran, listener, routes, len(edges), result.output_nr)
+            node.register_hook(partial(with_modes_aside, ran))
             return True
     return _watch_subgraph(edges, since, result, listener, timed)
 
@@ -151,15 +175,14 @@ def _one_node_ran(
     grad_inputs: tuple[Tensor | None, ...],
     grad_outputs: tuple[Tensor | None, ...],
 ) -> None:
-    with torch._C.DisableTorchFunction():
-        listener.ends()
-        flowing: list[Tensor | None] = [None] * inputs
-        for index, position in routes:
-            gradient = grad_inputs[index]
-            so_far = flowing[position]
-            # x * x: the same input twice
-            flowing[position] = gradient if so_far is None or gradient is None else so_far + gradient
-        listener.received(flowing, [grad_outputs[number] if number < len(grad_outputs) else None])
+    listener.ends()
+    flowing: list[Tensor | None] = [None] * inputs
+    for index, position in routes:
+        gradient = grad_inputs[index]
+        so_far = flowing[position]
+        # x * x: the same input twice
+        flowing[position] = gradient if so_far is None or gradient is None else so_far + gradient
+    listener.received(flowing, [grad_outputs[number] if number < len(grad_outputs) else None])
 
 
 def _watch_subgraph(edges: _Inputs, since: int, result: Any, listener: GradientListener, timed: bool) -> bool:
@@ -253,24 +276,23 @@ class _CallGradients:
     def after_node(
         self, routes: list[tuple[int, int]], arrivals: list[tuple[int, int]]
     ) -> Callable[[tuple[Tensor | None, ...], tuple[Tensor | None, ...]], None]:
-        def hook(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> None:
-            with torch._C.DisableTorchFunction():
-                self._listener.ends()
-                for index, position in routes:
-                    if index < len(grad_inputs):
-                        self._add(position, grad_inputs[index])
-                for number, slot in arrivals:
-                    if number < len(grad_outputs):
-                        self._outputs[slot] = _kept(grad_outputs[number])
-                self._seen += 1
-                if self._seen == self.expected:
-                    self._hand_over()
-                elif not self._waiting:
-                    # parts of an op that are not needed for this pass never run
-                    self._waiting = True
-                    torch.autograd.Variable._execution_engine.queue_callback(self._pass_is_over)
+        def ran(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> None:
+            self._listener.ends()
+            for index, position in routes:
+                if index < len(grad_inputs):
+                    self._add(position, grad_inputs[index])
+            for number, slot in arrivals:
+                if number < len(grad_outputs):
+                    self._outputs[slot] = _kept(grad_outputs[number])
+            self._seen += 1
+            if self._seen == self.expected:
+                self._hand_over()
+            elif not self._waiting:
+                # parts of an op that are not needed for this pass never run
+                self._waiting = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._pass_is_over)
 
-        return hook
+        return partial(with_modes_aside, ran)
 
     def _add(self, position: int, gradient: Tensor | None) -> None:
         if gradient is None:
@@ -281,8 +303,7 @@ class _CallGradients:
     def _pass_is_over(self) -> None:
         self._waiting = False
         if self._seen:
-            with torch._C.DisableTorchFunction():
-                self._hand_over()
+            with_modes_aside(self._hand_over)
 
     def _hand_over(self) -> None:
         inputs, outputs = [_given(kept) for kept in self._inputs], [_given(kept) for kept in self._outputs]

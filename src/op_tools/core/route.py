@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from op_tools.core import gradients, graphs, where
 from op_tools.core.call import OpCall
 from op_tools.core.guard import guarded, report
-from op_tools.core.modes import dispatch_modes, with_modes_aside
+from op_tools.core.modes import dispatch_modes, with_modes_aside, without_graph
 from op_tools.core.plan import Plan
 from op_tools.core.source_line import RunInLine
 from op_tools.core.steps import STEPS
@@ -71,13 +71,13 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             return func(*args, **kwargs)
     call = OpCall(plan.name, func, args, kwargs, where.here(plan.print_stack), STEPS.current)
     edges = None
-    if plan.watches_gradients and torch.is_grad_enabled():
+    if plan.watches_gradients and call.is_recorded:
         # the C++ helper does not know DTensors
         find = gradients.edges_in_python if plan.is_for_shards else gradients.edges_of_inputs
         edges = find(args, kwargs)
     # function modes are off already where one of them has called us
-    aside = with_modes_aside if plan.inside_mode or dispatch_modes() else None
-    states = _before(watchers, call) if aside is None else aside(_before, watchers, call)
+    aside = with_modes_aside if plan.inside_mode or dispatch_modes() else without_graph
+    states = aside(_before, watchers, call)
     try:
         run = call.where.source.run
         result = call.result = _changed(changers, call, run) if changers else run(func, args, kwargs)
@@ -87,7 +87,7 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         call.error = error
         if isinstance(error, RuntimeError):
             failure.is_noticed(error, (call.id, call.name, call.where))
-        (aside or _directly)(_failed, watchers, call, states)
+        aside(_failed, watchers, call, states)
         raise
     progress.recent.append((call.id, call.name, call.where))
     progress.last.append(call.id)
@@ -97,15 +97,8 @@ def _call(plan: Plan, func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             return result
         if not plan.announced:
             plan.announce()
-    if aside is None:
-        _after(watchers, call, states, edges)
-    else:
-        aside(_after, watchers, call, states, edges)
+    aside(_after, watchers, call, states, edges)
     return result
-
-
-def _directly(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
 
 
 def _before(watchers: list[AnyWatcher], call: OpCall) -> list[Any]:
@@ -202,6 +195,12 @@ class _Listener:
                 guarded(tool, self._call, tool.ends, self._call, state)
 
     def received(self, inputs: list[torch.Tensor | None], outputs: list[torch.Tensor | None]) -> None:
+        if dispatch_modes():  # of the program, on in backward, too
+            with_modes_aside(self._hand_on, inputs, outputs)
+        else:
+            self._hand_on(inputs, outputs)
+
+    def _hand_on(self, inputs: list[torch.Tensor | None], outputs: list[torch.Tensor | None]) -> None:
         flowing = gradients.Gradients(inputs, outputs)
         for tool, state in self._tools:
             if tool.active:

@@ -31,7 +31,7 @@ def main(library: str) -> None:
     edges = native.edges_of_inputs((x, 3.0), {})
     span = timer.begin(7, 0, "torch.Tensor.mul", "module", "line", (x, 3.0), {})
     result = x * 3.0
-    assert span.finish(result)
+    assert span.finish(result, True)
     assert edges.watch(result, listener, True, (span,))
     result.sum().backward()
     assert listener.heard == ["begins", "ends", ([3.0, 3.0], [1.0, 1.0])], listener.heard

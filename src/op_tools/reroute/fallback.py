@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from op_tools import settings
 from op_tools.core.call import OpCall
-from op_tools.core.modes import dispatch_modes, with_modes_aside
+from op_tools.core.modes import dispatch_modes, unseen_by_modes
 from op_tools.core.tool import Tool
 from op_tools.core.where import Where
 from op_tools.device import failure
@@ -191,7 +191,7 @@ def _attempt(cpu_call: CpuCall, run: Callable[[Proceed], Any], proceed: Proceed)
 def _apart(function: Callable[..., Any], *arguments: Any) -> Any:
     """What we do ourselves is no op of the user's."""
     if dispatch_modes():
-        return with_modes_aside(function, *arguments)
+        return unseen_by_modes(function, *arguments)
     with torch._C.DisableTorchFunction():
         return function(*arguments)
 

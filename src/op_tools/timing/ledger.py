@@ -117,7 +117,7 @@ class Book:
         """A span, right before the op."""
         raise NotImplementedError
 
-    def end(self, span: Any, result: Any) -> bool:
+    def end(self, span: Any, call: OpCall) -> bool:
         """Right after the op. Will gradients flow?"""
         raise NotImplementedError
 
@@ -197,10 +197,10 @@ class Ledger(Book):
     def begin(self, call: OpCall) -> Span:
         return self.timer.begin(Timing(call, signature.of_call(call.args, call.kwargs)), call.args, call.kwargs)
 
-    def end(self, span: Span, result: Any) -> bool:
-        will_flow = span.finish(result)
+    def end(self, span: Span, call: OpCall) -> bool:
+        will_flow = span.finish(call.result, call.is_recorded)
         timing: Timing = span.timing
-        timing.outputs = signature.of(result)
+        timing.outputs = signature.of(call.result)
         if will_flow:  # then its row is not complete yet; only so many can wait
             self._waiting[timing.id] = timing
             if len(self._waiting) > MAX_WAITING_CALLS:

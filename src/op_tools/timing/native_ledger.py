@@ -49,8 +49,8 @@ class NativeLedger(Book):
         module, line = call.where.module, call.where.line()
         return self.timer.begin(call.id, call.step, call.name, module, line, call.args, call.kwargs)
 
-    def end(self, span: Any, result: Any) -> bool:
-        will_flow: bool = span.finish(result)
+    def end(self, span: Any, call: OpCall) -> bool:
+        will_flow: bool = span.finish(call.result, call.is_recorded)
         return will_flow
 
     def shortcut(self, name: str, report: Callable[[Exception], None], otherwise: object) -> Callable[..., Any]:

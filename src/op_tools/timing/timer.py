@@ -37,8 +37,8 @@ class Span:
         self.is_guess = is_guess  # of the device: we never hear again of a call whose result turns out to be on the CPU
         self.stretch = timer.begin_stretch(self, backward=False, may_vanish=is_guess)
 
-    def finish(self, result: Any) -> bool:
-        """Right after the op. Will gradients flow?"""
+    def finish(self, result: Any, is_recorded: bool) -> bool:
+        """Right after the op, which autograd may have recorded. Will gradients flow?"""
         stretch = self.stretch
         stretch.finish()
         if not self.is_guess:
@@ -48,7 +48,7 @@ class Span:
             if device is None or clock_of(device) is not self.clock:
                 stretch.without_events()
                 self.clock = None
-        flows = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in trees.tensors(result))
+        flows = is_recorded and any(tensor.requires_grad for tensor in trees.tensors(result))
         stretch.is_last = not flows
         self.timer.add(stretch)
         return flows

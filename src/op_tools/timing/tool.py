@@ -115,7 +115,7 @@ class OpTimeMeasure(Tool[tuple[Any, Optional[tables.Described]], Span]):
         if is_collective(call.name) and self._collectives.leave():
             span.give_up()
             return None
-        will_flow = self._ledger.end(span, call.result)
+        will_flow = self._ledger.end(span, call)
         if shown is not None:
             self._show_forward(call, shown, span.timing)
         return span if will_flow else None

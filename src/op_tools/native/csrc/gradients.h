@@ -1,7 +1,8 @@
 // The gradients at the edge of one op call: what op_tools.core.gradients does, with hooks that need no Python.
 //
 // The nodes that an op made have sequence numbers from the time it ran; whatever they lead to beyond that is an input.
-// The cast of a leaf, which autocast shares among ops, counts as the leaf.
+// The cast of a leaf, which autocast shares among ops, counts as the leaf. A view whose memory was written to has no node
+// until it is asked for one, which then takes the next number: only the program may ask.
 #pragma once
 
 #include "python.h"
@@ -14,6 +15,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <c10/util/SmallVector.h>
 
@@ -37,6 +39,7 @@ struct Input {
   NodePointer node;
   uint32_t number = 0;
   const c10::TensorImpl* leaf = nullptr;
+  at::Tensor view;  // that has no node before the op
 };
 
 // What times the nodes of the op.
@@ -177,9 +180,9 @@ class CallGradients : public std::enable_shared_from_this<CallGradients> {
     seen_ = 0;
     lock.unlock();
     if (!listener_) return;
+    at::NoGradGuard without_gradients;  // where gradients are to be differentiated again (create_graph)
     if (!casts.empty()) {
       ModesAside aside;
-      at::NoGradGuard without_gradients;
       for (const auto& [position, options] : casts)
         if (inputs[position].defined()) inputs[position] = inputs[position].to(options);
     }
@@ -249,17 +252,30 @@ struct Edges {
 
 using EdgesObject = python::Object<Edges>;
 
+// Whether it is a view that gets its node when it is asked for.
+inline bool has_no_node_yet(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
+  return meta != nullptr && meta->has_bw_view() && !tensor.is_inference() && meta->get_attr_version() != tensor._version();
+}
+
+inline void note_node(const at::Tensor& tensor, Input& input) {
+  input.node = tensor.grad_fn();
+  if (input.node != nullptr)
+    input.number = static_cast<uint32_t>(tensor.output_nr());
+  else
+    input.leaf = tensor.unsafeGetTensorImpl();
+}
+
 inline bool note(PyObject* values, Inputs& inputs) {
   bool wanted = false;
   python::each_tensor(values, [&](const at::Tensor& tensor) {
     Input input;
     if (tensor.requires_grad()) {
       wanted = true;
-      input.node = tensor.grad_fn();
-      if (input.node != nullptr)
-        input.number = static_cast<uint32_t>(tensor.output_nr());
+      if (has_no_node_yet(tensor))
+        input.view = tensor;
       else
-        input.leaf = tensor.unsafeGetTensorImpl();
+        note_node(tensor, input);
     }
     inputs.push_back(std::move(input));
     return true;
@@ -286,7 +302,7 @@ class Subgraph {
  public:
   Subgraph(const Inputs& inputs, uint64_t since, PyObject* result) : inputs_(inputs), since_(since) {
     python::each_tensor(result, [&](const at::Tensor& tensor) {
-      const auto& node = tensor.grad_fn();
+      const auto node = has_no_node_yet(tensor) ? NodePointer() : tensor.grad_fn();
       outputs_.emplace_back(node.get(), static_cast<size_t>(tensor.output_nr()));
       // not new: the result is an input itself, or a view that was there before
       if (node != nullptr && is_new(*node)) reach(node);
@@ -375,8 +391,12 @@ class Subgraph {
 };
 
 // Has what flows through the call that has just run recorded. False where there will be no backward pass.
-inline bool watch(const Inputs& inputs, uint64_t since, PyObject* result, python::Reference listener,
+inline bool watch(Inputs& inputs, uint64_t since, PyObject* result, python::Reference listener,
                   bool tells_nodes, Watches watches) {
+  for (auto& input : inputs) {
+    const at::Tensor view = std::move(input.view);
+    if (view.defined() && !has_no_node_yet(view)) note_node(view, input);  // the op has asked for it
+  }
   Subgraph subgraph(inputs, since, result);
   if (subgraph.is_empty()) return false;
   const bool timed = tells_nodes || !watches.empty();
@@ -393,7 +413,7 @@ inline PyObject* watch_from_python(PyObject* self, PyObject* const* arguments, P
     return nullptr;
   }
   HANDLE_TH_ERRORS
-  const Edges& edges = EdgesObject::of(self);
+  Edges& edges = EdgesObject::of(self);
   Watches watches;
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(arguments[3]); ++index) {
     const auto& span = timer::SpanObject::of(PyTuple_GET_ITEM(arguments[3], index));

@@ -10,6 +10,7 @@
 #include "where.h"
 
 #include <ATen/TracerMode.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <tuple>
@@ -171,7 +172,7 @@ struct Shortcut {
 
   static void end(OnTheWay& call, PyObject* result) {
     auto& span = call.span;
-    if (span.finish(result) && call.wants_gradients)
+    if (span.finish(result, at::GradMode::is_enabled()) && call.wants_gradients)
       gradients::watch(call.inputs, call.since, result, nullptr, false, {{span.timer, span.call, span.clock}});
   }
 

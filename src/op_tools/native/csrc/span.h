@@ -4,7 +4,6 @@
 #include "signature.h"
 #include "timer.h"
 
-#include <ATen/core/grad_mode.h>
 
 namespace timer {
 
@@ -54,8 +53,8 @@ struct Span {
     stretch = timer->begin(call, false, clock, is_guess);
   }
 
-  // Will gradients flow?
-  bool finish(PyObject* result) {
+  // Of a call that autograd may have recorded: will gradients flow?
+  bool finish(PyObject* result, bool is_recorded) {
     stretch->finish();
     if (!is_guess) {
       timer->leave(stretch);
@@ -67,7 +66,7 @@ struct Span {
       }
     }
     bool flows = false;
-    if (at::GradMode::is_enabled())
+    if (is_recorded)
       python::each_tensor(result, [&](const at::Tensor& tensor) { return !(flows = tensor.requires_grad()); });
     stretch->is_last = !flows;
     call->outputs = text_of(
@@ -113,10 +112,14 @@ struct Span {
 
 using SpanObject = python::Object<Span>;
 
-// finish(result) -> will gradients flow?
-inline PyObject* finish(PyObject* self, PyObject* result) {
+// finish(result, is recorded) -> will gradients flow?
+inline PyObject* finish(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "finish(result, is_recorded)");
+    return nullptr;
+  }
   HANDLE_TH_ERRORS
-  return PyBool_FromLong(SpanObject::of(self).finish(result));
+  return PyBool_FromLong(SpanObject::of(self).finish(arguments[0], arguments[1] == Py_True));
   END_HANDLE_TH_ERRORS
 }
 
@@ -211,7 +214,7 @@ inline std::shared_ptr<Timer> make_timer(pybind11::handle trace, int64_t most_li
 
 inline bool add_to(PyObject* module) {
   static PyMethodDef span_methods[] = {
-      {"finish", python::method(finish), METH_O, "(result) -> whether gradients will flow: right after the op"},
+      {"finish", python::method(finish), METH_FASTCALL, "(result, is_recorded) -> whether gradients will flow: right after the op"},
       {"give_up", python::method(give_up), METH_NOARGS, "the op raised"},
       {nullptr, nullptr, 0, nullptr},
   };
