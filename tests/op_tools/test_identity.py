@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import op_tools
 
@@ -183,3 +184,21 @@ def test_the_mode_of_a_program_keeps_its_models_off_the_fast_path(device):
             model(x, x, x)
         paths.append(torch._native_multi_head_attention in seen)
     assert paths == [False, False]
+
+
+@pytest.mark.parametrize("tool", OBSERVING)
+@pytest.mark.usefixtures("way")
+def test_dispatch_modes_of_a_program_see_nothing_of_ours_in_backward(device, tool):
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen[-1].append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    for make in (contextlib.nullcontext, OBSERVING[tool]):
+        seen.append([])
+        x = torch.randn(4, 4, device=device, requires_grad=True)
+        with contextlib.redirect_stdout(io.StringIO()), make(), Seen():
+            y = (x @ x).exp()
+            (y * y).sum().backward()
+    assert seen[0] == seen[1]
