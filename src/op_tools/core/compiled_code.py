@@ -6,6 +6,7 @@ back to the node. Inductor's generated code calls the kernels of libraries: Indu
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import re
@@ -127,7 +128,8 @@ def of_generated_line(file: str, line: int, is_own: IsOwn) -> Origin | None:
         return None
     lines, stacks = map_of_file
     known = [stack for start, stack in zip(lines, stacks) if start <= line and stack]
-    return of_stack(str(known[-1]), is_own) if known else None
+    place = of_stack(str(known[-1]), is_own) if known else None
+    return None if place is None else where_it_is_now(place)
 
 
 def of_stack(text: str, is_own: IsOwn) -> Origin | None:
@@ -138,6 +140,34 @@ def of_stack(text: str, is_own: IsOwn) -> Origin | None:
         return None
     frame = (users or frames)[-1]
     return Origin(frame["file"], int(frame["line"]), users_name(frame["function"]), (frame["code"] or "").strip())
+
+
+def where_it_is_now(place: Origin) -> Origin:
+    """A graph that comes from Inductor's cache names the lines of the run that compiled it.
+
+    They may have moved; or another program has compiled the same graph, whose copy of a file is not the one here.
+    """
+    loaded = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    if place.file not in loaded:
+        name = os.path.basename(place.file)
+        copies = [file for file in loaded if os.path.basename(file) == name and place.code in _lines_of(file)]
+        if copies:  # the one in folders of the same names
+            place = place._replace(file=max(copies, key=lambda file: _common_end(file, place.file)))
+    lines = _lines_of(place.file)
+    if place.code not in lines or lines[place.line - 1 : place.line] == [place.code]:
+        return place
+    numbers = [number for number, line in enumerate(lines, 1) if line == place.code]
+    return place._replace(line=min(numbers, key=lambda number: abs(number - place.line)))
+
+
+def _common_end(one: str, other: str) -> int:
+    """How many names of folders are the same, from the end."""
+    pairs = zip(reversed(one.split(os.sep)), reversed(other.split(os.sep)))
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _lines_of(file: str) -> list[str]:
+    return [line.strip() for line in linecache.getlines(file)]
 
 
 def users_name(function: str) -> str:

@@ -8,18 +8,14 @@ it can be run again op by op, anywhere and in any precision.
 from __future__ import annotations
 
 import ast
-import itertools
-import linecache
-import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
 
-from op_tools.core.compiled_code import Origin, is_generated
+from op_tools.core.compiled_code import Origin, is_generated, where_it_is_now
 from op_tools.core.where import is_own
 
 _PLACE = re.compile(r"# File: (?P<file>.*?):(?P<line>\d+) in (?P<function>.*?), code: ?(?P<code>.*)")
@@ -316,39 +312,11 @@ def _places(text: str) -> dict[int, Origin | None]:
         comment = line.strip()
         if comment.startswith("#"):
             match = _PLACE.match(comment)
-            place = match and _where_it_is_now(
+            place = match and where_it_is_now(
                 Origin(match["file"], int(match["line"]), match["function"], match["code"].strip())
             )
         found[number] = place
     return found
-
-
-def _where_it_is_now(place: Origin) -> Origin:
-    """A graph that comes from Inductor's cache names the lines of the run that compiled it.
-
-    They may have moved; or another program has compiled the same graph, whose copy of a file is not the one here.
-    """
-    loaded = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
-    if place.file not in loaded:
-        name = os.path.basename(place.file)
-        copies = [file for file in loaded if os.path.basename(file) == name and place.code in _lines_of(file)]
-        if copies:  # the one in folders of the same names
-            place = place._replace(file=max(copies, key=lambda file: _common_end(file, place.file)))
-    lines = _lines_of(place.file)
-    if place.code not in lines or lines[place.line - 1 : place.line] == [place.code]:
-        return place
-    numbers = [number for number, line in enumerate(lines, 1) if line == place.code]
-    return place._replace(line=min(numbers, key=lambda number: abs(number - place.line)))
-
-
-def _common_end(one: str, other: str) -> int:
-    """How many names of folders are the same, from the end."""
-    pairs = zip(reversed(one.split(os.sep)), reversed(other.split(os.sep)))
-    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-
-
-def _lines_of(file: str) -> list[str]:
-    return [line.strip() for line in linecache.getlines(file)]
 
 
 def _names(value: ast.expr | None) -> list[str]:
