@@ -17,7 +17,6 @@ import argparse
 import collections
 import contextlib
 import csv
-import gc
 import io
 import json
 import multiprocessing
@@ -25,24 +24,24 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ["DITORCH_DISABLE_MOCK"] = "1"  # nothing here is written for CUDA
 
 from benchmarks import compiled, fault_finding
 from benchmarks.compiled import fused
-from benchmarks.compiled.program import Chosen, CompiledProgram
+from benchmarks.compiled.program import Chosen
+from benchmarks.compiled.work import Work
 
 PROGRAMS_LINES = (str(Path(compiled.__file__).parent) + os.sep, "/transformers/")
 BACKWARD = "  (its backward)"
-WARM_UP, HEALTHY = 3, 2  # steps
+HEALTHY_STEPS = 2
 GOAL = 0.97
 
 
@@ -74,46 +73,6 @@ class Batch:
 
     def pass_over(self, reason: str) -> None:
         self.not_counted[reason] = self.not_counted.get(reason, 0) + 1
-
-
-class Work:
-    """A step of a program, always the same one: from the same weights and random numbers."""
-
-    def __init__(self, program: CompiledProgram, chosen: Chosen) -> None:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        self._step = program.make(chosen)
-        for _ in range(WARM_UP):
-            self._step()
-        self._state = [(one, one.detach().clone()) for one in _tensors(chosen.device)]
-
-    def __call__(self) -> list[Tensor]:
-        with torch.no_grad():
-            for tensor, first in self._state:
-                tensor.copy_(first)
-        torch.manual_seed(1)
-        return [one.detach() for one in self._step()]
-
-    def exact(self) -> list[Tensor]:
-        """As fault_finding asks: what a fault does to a step tells it by itself."""
-        return []
-
-    def repeats(self) -> bool:
-        pairs = zip(self(), self())
-        return all(one.shape == other.shape and torch.equal(one.cpu(), other.cpu()) for one, other in pairs)
-
-
-def _tensors(device: str) -> Iterator[Tensor]:
-    """All that a program keeps: weights, buffers, an optimizer's state, data."""
-    is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for one in gc.get_objects():
-            if type(one) not in (Tensor, nn.Parameter) or is_transformed(one):
-                continue
-            is_kept = one.is_leaf and not one.is_inference() and one.device.type in (device, "cpu")
-            if is_kept and one.layout is torch.strided and one.numel():
-                yield one
 
 
 # ---- op by op --------------------------------------------------------------------------------------------------------
@@ -313,7 +272,7 @@ def run(job: tuple[int, str, argparse.Namespace]) -> Batch:
         except Exception as error:  # noqa: BLE001  torch cannot do it
             batch.left_out = f"{type(error).__name__}: {error}".partition("\n")[0]
             return batch
-        for _ in range(HEALTHY):
+        for _ in range(HEALTHY_STEPS):
             if chosen.device == "sim":
                 outcome = fault_finding.observed(work, None, "cpu")
                 batch.healthy_calls += outcome.calls

@@ -16,7 +16,6 @@ from types import CodeType, FrameType
 from typing import Any, Callable, NamedTuple
 
 from torch import fx
-from torch._ops import OpOverload
 
 _GRAPH_FILE = "<eval_with_key>"  # how fx names the code that it generates, with a number
 RUNS_NODE = fx.Interpreter.run_node.__code__  # its local `n` is the node
@@ -96,14 +95,6 @@ def _of_inner_graph(place: Origin, frame: FrameType, is_own: IsOwn) -> Origin | 
     module = _graph_modules.get(place.file)  # none is running in backward
     found = None if module is None else of_node(_node_at(module, place.file, place.line), is_own)
     return None if found is None else found._replace(is_backward=place.is_backward)
-
-
-def is_lowered(frame: FrameType) -> bool:
-    """Whether it is at a kernel's call: AOTAutograd or Inductor has made its text, and no user knows that."""
-    if frame.f_code.co_filename in _line_maps():
-        return True
-    node = frame.f_locals.get("n") if frame.f_code is RUNS_NODE else _node_in(frame)
-    return isinstance(getattr(node, "target", None), OpOverload)
 
 
 def of_node(node: Any, is_own: IsOwn) -> Origin | None:

@@ -170,8 +170,7 @@ def here(with_stack: bool = False) -> Where:
                     if forward is not None:
                         return forward
                     in_torch = in_torch or compiled
-                    is_told = compiled is not None or generated is not None
-                    is_users = not is_told and not compiled_code.is_lowered(frame)
+                    is_users = False
                     generated = generated or frame
             users = frame if is_users else None
             if in_library is None and code.co_filename.startswith(_LIBRARY):
