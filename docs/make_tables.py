@@ -160,7 +160,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "options": options_table,
     "programs": lambda: f"{programs.counts()}\n\n{table(programs.HEAD, programs.rows())}",
     "reported": lambda: table(
-        ("family", "kinds: tuned + held out + fresh + latest + recent + sixth + seventh + eighth", "reports"),
+        ("family", "kinds: tuned + held out + fresh + latest + recent + sixth + seventh + eighth + ninth", "reports"),
         reported_faults.families(),
     ),
     "run_options": run_options_table,

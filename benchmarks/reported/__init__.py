@@ -21,6 +21,10 @@ from benchmarks.reported import (
     legal,
     linear_algebra,
     losses,
+    ninth,
+    ninth_moves,
+    ninth_pictures,
+    ninth_values,
     norms,
     optimizers,
     pointwise,
@@ -41,6 +45,7 @@ from benchmarks.reported.fault import REPORTED, ReportedFault, Work
 __all__ = [
     "REPORTED", "ReportedFault", "Work", "attention", "blocks", "convolutions", "copies", "eighth", "eighth_moves",
     "eighth_pictures", "eighth_values", "indexing", "later", "latest", "layouts", "legal", "linear_algebra", "losses",
-    "norms", "optimizers", "pointwise", "random_numbers", "recent", "recent_moves", "reductions", "seventh",
-    "seventh_moves", "seventh_values", "sixth", "sixth_moves", "sixth_values", "special_values",
+    "ninth", "ninth_moves", "ninth_pictures", "ninth_values", "norms", "optimizers", "pointwise", "random_numbers",
+    "recent", "recent_moves", "reductions", "seventh", "seventh_moves", "seventh_values", "sixth", "sixth_moves",
+    "sixth_values", "special_values",
 ]  # fmt: skip
