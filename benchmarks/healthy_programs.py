@@ -280,6 +280,7 @@ def main() -> None:
             "eighth",
             "ninth",
             "tenth",
+            "eleventh",
             "all",
         ),
         default="held-out",

@@ -6,7 +6,8 @@ lack, `fourth` another one, of models of today, `fifth` one with a state, curves
 its own, `sixth` one that works in chunks, solves and samples, `seventh` one of rare ops, hand-written autograd
 and composed optimizers, `eighth` one of geometry, parses, own operators, old names and optimizers of few bits,
 `ninth` one of what people fine-tune and train today, as they write it, `tenth` one of what PyTorch offers
-beside layers: function transforms, formats, parametrizations, hooks, modes and regions of autocast;
+beside layers: function transforms, formats, parametrizations, hooks, modes and regions of autocast, `eleventh` one
+more of what people train today, with every optimizer of the other sets;
 docs/accuracy-figures.md has the first figures of each, and what caused their alarms is mended since.
 """
 
@@ -14,11 +15,14 @@ from __future__ import annotations
 
 from benchmarks.architectures import (
     accumulation,
+    chances,
     chunks,
     curves,
     decoders,
+    drafts,
     exact,
     formats,
+    games,
     generative,
     habits,
     hugging_face,
@@ -37,10 +41,14 @@ from benchmarks.architectures import (
     readers,
     recipes,
     regions,
+    relations,
     rewriting,
+    scenes,
     sciences,
+    searches,
     signals,
     solvers,
+    sounds,
     structured,
     surfaces,
     synthesis,
@@ -48,6 +56,7 @@ from benchmarks.architectures import (
     tasks,
     transforms,
     tuning,
+    videos,
     vision,
     voices,
     worlds,
@@ -93,6 +102,14 @@ ALL: tuple[Program, ...] = (
     *transforms.PROGRAMS,
     *formats.PROGRAMS,
     *regions.PROGRAMS,
+    *drafts.PROGRAMS,
+    *searches.PROGRAMS,
+    *sounds.PROGRAMS,
+    *scenes.PROGRAMS,
+    *videos.PROGRAMS,
+    *chances.PROGRAMS,
+    *relations.PROGRAMS,
+    *games.PROGRAMS,
 )
 TUNED = tuple(program for program in ALL if program.half == "tuned")
 HELD_OUT = tuple(program for program in ALL if program.half == "held-out")

@@ -222,7 +222,8 @@ class InBackward(torch.optim.Optimizer):
         super().__init__(parameters, {})
         self.each = {one: torch.optim.SGD([one], 0.02, momentum=0.8, foreach=False) for one in parameters}
         for one in parameters:
-            one.register_post_accumulate_grad_hook(self.stepped)
+            if one.requires_grad:
+                one.register_post_accumulate_grad_hook(self.stepped)
 
     def stepped(self, one: Tensor) -> None:
         torch.nn.utils.clip_grad_value_(one, 0.3)

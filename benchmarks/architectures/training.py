@@ -91,6 +91,14 @@ FURTHER_OPTIMIZERS: dict[str, Optimizer] = {
     "ASGD": lambda parameters: torch.optim.ASGD(parameters, 1e-2, foreach=True),
 }
 
+EVERY_OPTIMIZER: dict[str, Optimizer] = {
+    **OPTIMIZERS,
+    **FURTHER_OPTIMIZERS,
+    **stepping.OPTIMIZERS,
+    **schedules.OPTIMIZERS,
+    **updates.OPTIMIZERS,
+}
+
 NEED_CLOSURE = ("LBFGS", "LBFGS, Wolfe", "SAM", "in backward")  # a GradScaler has no steps of this kind
 
 
@@ -121,6 +129,7 @@ def optimizer_of(program: Program, variant: Variant) -> str:
         "seventh": stepping.OPTIMIZERS,
         "eighth": schedules.OPTIMIZERS,
         "ninth": updates.OPTIMIZERS,
+        "eleventh": EVERY_OPTIMIZER,
     }
     optimizers = of_sets.get(program.half, OPTIMIZERS)
     names = [name for name in optimizers if not (variant.scales and name in NEED_CLOSURE)]
@@ -135,8 +144,7 @@ def train(program: Program, variant: Variant, device: str) -> list[Tensor]:
     if variant.parameters is not None:
         model.to(variant.parameters)
         data = [part.to(variant.parameters) if part.is_floating_point() else part for part in data]
-    makers = {**OPTIMIZERS, **FURTHER_OPTIMIZERS, **stepping.OPTIMIZERS, **schedules.OPTIMIZERS, **updates.OPTIMIZERS}
-    optimizer = makers[optimizer_of(program, variant)](list(model.parameters()))
+    optimizer = EVERY_OPTIMIZER[optimizer_of(program, variant)](list(model.parameters()))
     scaler = torch.amp.GradScaler(device, init_scale=1024.0) if variant.scales else None
     losses: list[Tensor] = []
 
