@@ -361,7 +361,8 @@ def _run(function: Function, given: Arguments, way: Way, graph: bool, changes_in
         kwargs = kwargs and {key: adapted(value, way, key) for key, value in kwargs.items()}
     versions = versions_of(lent)
     undisturbed = shield.shielded(way.autocast, graph) if needs_shield else torch.set_grad_enabled(graph)
-    with undisturbed, shield.NOTHING if way.around is None else way.around():
+    around = shield.NOTHING if way.around is None else way.around()
+    with undisturbed, shield.default_device(way.device), around:
         result = function(*args, **kwargs)
         nodes = roots.nodes_of([leaf for leaf in leaves if leaf is not None]) if graph else None
     now = versions_of(lent)

@@ -38,6 +38,11 @@ def shielded(autocast: torch.dtype | None, graph: bool) -> Iterator[None]:
         yield
 
 
+def default_device(device: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Factories such as torch.eye make their tensors on this device, and not on the program's default device."""
+    return torch.device(device) if device is not None and torch._C._len_torch_function_stack() else NOTHING
+
+
 # inside a kernel that is written in Python nothing has gradients
 is_below_autograd: Callable[[], bool] = functools.partial(
     torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.AutogradFunctionality
