@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import zlib
 from collections.abc import Collection, Mapping
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from op_tools.device import progress
 from op_tools.device.host_copies import MemoryRange, is_plain, memory_ranges, unusual_copy
@@ -134,7 +136,7 @@ def take(value: Any, memory: HostMemory, copies: Copies | None = None, call: Any
         hosts.append(host)
         return host
 
-    with torch.no_grad():
+    with torch.no_grad(), _without_tangents():
         encoded = encoding.encode(value, note)
         if not tensors:
             return Taken(encoded, ())
@@ -184,6 +186,13 @@ def _copy(ranges: list[MemoryRange], lease: Lease, hosts: list[HostTensor]) -> N
         if queue is not None:
             events.append((queue, queue.record()))
         start = end
+
+
+def _without_tangents() -> contextlib.AbstractContextManager[Any]:
+    """A copy of a tensor in forward-mode AD is one of its numbers, and not every way of copying takes its tangent."""
+    off = getattr(forward_ad, "_set_fwd_grad_enabled", None)
+    is_on = off is not None and getattr(forward_ad, "_current_level", -1) >= 0
+    return off(False) if is_on else contextlib.nullcontext()  # type: ignore[misc]
 
 
 def _copy_bytes(ranges: list[MemoryRange], memory: Tensor, non_blocking: bool) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 import op_tools
@@ -611,3 +612,13 @@ def test_a_capture_runs_without_numpy(device, run_python):
         print(len([store.load(folder) for folder in store.find_captures(".")]), len(list(pack.read("."))))
     """
     assert run_python(code, device).stdout.split() == ["3", "5"]
+
+
+def test_calls_in_forward_mode_are_captured(device, capsys):
+    x, weight = torch.randn(4, 4, device=device), torch.randn(4, 4, device=device)
+    with op_tools.OpCapture(), forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = forward_ad.unpack_dual(dual @ dual @ weight).tangent
+    printed = capsys.readouterr()
+    assert "could not" not in printed.out + printed.err
+    assert tangent is not None
