@@ -13,10 +13,10 @@ _OF_TENSORS = """
     __dir__ __dlpack__ __dlpack_device__ __format__ __hash__ __len__ __reduce__ __reduce_ex__ __repr__ __setstate__
     __torch_dispatch__"""
 _OF_TORCH = """
-    _has_compatible_shallow_copy_type autograd.backward autograd.grad broadcast_shapes can_cast device
-    get_default_device get_default_dtype get_device is_complex is_conj is_distributed is_floating_point is_inference
-    is_neg is_nonzero is_same_size is_signed is_storage is_tensor is_vulkan_available numel promote_types result_type
-    set_default_device typename"""
+    _has_compatible_shallow_copy_type _make_dual _unpack_dual autograd.backward autograd.grad broadcast_shapes can_cast
+    device get_default_device get_default_dtype get_device is_complex is_conj is_distributed is_floating_point
+    is_inference is_neg is_nonzero is_same_size is_signed is_storage is_tensor is_vulkan_available numel
+    promote_types result_type set_default_device typename"""
 # These methods and functions; property reads, `torch.Tensor.grad.__set__`; profiler marks; what torch keeps to itself;
 # the autograd.Function around a compiled graph, whose ops are seen.
 NO_OPS = re.compile(
