@@ -279,6 +279,7 @@ def run(job: tuple[int, str, argparse.Namespace]) -> Batch:
                 batch.alarms += outcome.alarms["verdict"]
             else:
                 batch.alarms += [f"{row['name']}: {row['reason']}" for row in _blamed(work)[1]]
+        work.remember()
         (_op_by_op if chosen.device == "sim" else _fused)(batch, work, options, number)
     return batch
 

@@ -22,7 +22,12 @@ class Work:
         self._step = program.make(chosen)
         for _ in range(WARM_UP_STEPS):
             self._step()
-        self._state = [(one, one.detach().clone()) for one in _tensors(chosen.device)]
+        self._device = chosen.device
+        self.remember()
+
+    def remember(self) -> None:
+        """It begins here from now on. Dynamo makes tensors of an optimizer's new ones when it compiles for a tool."""
+        self._state = [(one, one.detach().clone()) for one in _tensors(self._device)]
 
     def __call__(self) -> list[Tensor]:
         with torch.no_grad():
@@ -49,5 +54,5 @@ def _tensors(device: str) -> Iterator[Tensor]:
             if type(one) not in (Tensor, nn.Parameter) or is_transformed(one):
                 continue
             is_kept = one.is_leaf and not one.is_inference() and one.device.type in (device, "cpu")
-            if is_kept and one.layout is torch.strided and one.numel():
+            if is_kept and one.layout is torch.strided and one.numel() and 0 not in one.stride():
                 yield one
