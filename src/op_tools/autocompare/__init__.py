@@ -5,7 +5,7 @@ strategy.py      what all strategies share: a call in progress, and calls that w
 on_host.py       the reference is computed by the CPU; in_workers.py: by other processes (workers/)
 on_device.py     by the device itself; by_identities.py: there is none, results are proven (identities/)
 arguments.py     what a call was given; foreach_lists.py: lists of tensors as one tensor each
-shared_memory.py which of its tensors lie in the same memory
+shared_memory.py which of its tensors lie in the same memory; clones.py: copies of them on their device
 observed.py      one call with all values to be compared, and the walk over them
 examiner.py      compares one call (reference/, judging/), formats it, saves it if it is wrong
 views.py         ops that compute nothing; without_dropout.py: ops with dropout inside, run again with known masks
