@@ -268,7 +268,7 @@ def all_but_one_dimension(data: Data) -> Tensor:
 @ninth("aten.sum.dim_IntList", "ml-explore/mlx#855", program=all_but_one_dimension, dtypes=BOTH, phase="forward")
 def sums_are_those_of_the_next_dimension(call: Broken) -> Wrong:
     """Of many dimensions that are added up, one is taken for its neighbour."""
-    return call.rerun(dim=[0, 1, 2, 4, 5])
+    return call.rerun(dim=[0, 1, 2, 4, 5]) if call["self"].dim() == 6 else None
 
 
 def sum_of_sums(data: Data) -> Tensor:

@@ -81,6 +81,8 @@ def settled(value: Value, reference: Reference) -> Value:
         free = _to_nothing(value, reference.observed)
     elif base in _TRIANGULAR:
         free = _without_solution(reference.observed, _TRIANGULAR[base])
+    elif base in _WITH_INFO and not (value.part.role == "output" and value.part.places[0]):
+        free = _unfinished(reference)
     if free is None or torch.broadcast_shapes(free.shape, got.shape) != got.shape:
         return value
     expected = value.expected.detach().to(got.device, got.dtype)
@@ -111,6 +113,15 @@ def _without_solution(call: ObservedCall, place: int) -> Tensor | None:
         return None
     is_without: Tensor = (matrices.detach().diagonal(dim1=-2, dim2=-1) == 0).any(-1)[..., None, None]
     return is_without
+
+
+_WITH_INFO = ("linalg.cholesky_ex", "linalg.inv_ex", "linalg.solve_ex")  # which say last what they could not finish
+
+
+def _unfinished(reference: Reference) -> Tensor | None:
+    """Matrices of which the reference says as well that they have no factor or inverse. As one number for each."""
+    info = reference.expected.results[-1]
+    return (info != 0)[..., None, None] if isinstance(info, Tensor) else None
 
 
 # ---- no room for a number --------------------------------------------------------------------------------------------

@@ -113,3 +113,36 @@ def test_the_squares_of_a_spread_may_leave_the_range_on_the_way(device, name, fu
     with infinite:
         assert wrong(lambda: function(large * 5)) == set()
         assert wrong(lambda: function(large / 1e3)) == {name}
+
+
+# ---- matrices that cannot be factored --------------------------------------------------------------------------------
+
+
+UNFINISHED = {
+    "cholesky_ex": (torch.linalg.cholesky_ex, "linalg_cholesky_ex", torch.ones(2, 2)),
+    "inv_ex": (torch.linalg.inv_ex, "linalg_inv_ex", torch.ones(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", UNFINISHED)
+def test_what_could_not_be_finished_may_hold_anything(device, name):
+    """`info` says of which matrix; that it says so is no matter of taste."""
+    function, kernel_name, impossible = UNFINISHED[name]
+    matrices = torch.stack([impossible, torch.tensor([[2.0, 1.0], [1.0, 3.0]])]).to(device)
+
+    def with_factor(number, info=0):
+        def factor(matrices, *_, **options):
+            options.pop("check_errors", None)
+            made, informed = function(matrices.cpu(), **options)
+            made[number] = math.nan
+            informed[number] += info
+            return made.to(matrices.device), informed.to(matrices.device)
+
+        return kernel(kernel_name, factor)
+
+    with with_factor(0):
+        assert wrong(lambda: function(matrices)) == set()
+    with with_factor(1):
+        assert wrong(lambda: function(matrices)) == {name}
+    with with_factor(1, info=1):
+        assert wrong(lambda: function(matrices)) == {name}
