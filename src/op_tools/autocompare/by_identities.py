@@ -20,6 +20,7 @@ from op_tools.autocompare.identities.attention import Attention
 from op_tools.autocompare.identities.convolutions import Convolution
 from op_tools.autocompare.identities.draws import Drawn
 from op_tools.autocompare.identities.einsum import Einsum
+from op_tools.autocompare.identities.extremes import Extreme
 from op_tools.autocompare.identities.losses import DifferenceLoss, PickedLoss
 from op_tools.autocompare.identities.products import Product
 from op_tools.autocompare.identities.proof import Measured, Proof, Provable, Sample
@@ -55,8 +56,8 @@ _UNKNOWN = "no identity is known"
 _UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
 
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
-    Product.of, Einsum.of, Piecewise.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of, ClassLoss.of,
-    PickedRows.of, DifferenceLoss.of, PickedLoss.of, Drawn.of, Totals.of,
+    Product.of, Einsum.of, Extreme.of, Piecewise.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of,
+    ClassLoss.of, PickedRows.of, DifferenceLoss.of, PickedLoss.of, Drawn.of, Totals.of,
 )  # fmt: skip
 
 
