@@ -26,6 +26,7 @@ from op_tools.autocompare.identities.products import Product
 from op_tools.autocompare.identities.proof import Measured, Proof, Provable, Sample
 from op_tools.autocompare.identities.rows import Norm, Softmax
 from op_tools.autocompare.identities.samples import InPlace, PickedRows, Piecewise, host_copy, tensors_of
+from op_tools.autocompare.identities.solutions import Solution
 from op_tools.autocompare.identities.sums import ClassLoss, Sum
 from op_tools.autocompare.identities.totals import Totals
 from op_tools.autocompare.identities.whole import MAX_TENSORS_WITHOUT_SAMPLE, OfView, Whole, is_small
@@ -56,8 +57,8 @@ _UNKNOWN = "no identity is known"
 _UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
 
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
-    Product.of, Einsum.of, Extreme.of, Piecewise.of, Norm.of, Softmax.of, Attention.of, Convolution.of, Sum.of,
-    ClassLoss.of, PickedRows.of, DifferenceLoss.of, PickedLoss.of, Drawn.of, Totals.of,
+    Product.of, Einsum.of, Extreme.of, Solution.of, Piecewise.of, Norm.of, Softmax.of, Attention.of, Convolution.of,
+    Sum.of, ClassLoss.of, PickedRows.of, DifferenceLoss.of, PickedLoss.of, Drawn.of, Totals.of,
 )  # fmt: skip
 
 

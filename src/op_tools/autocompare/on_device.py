@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from enum import Enum
 
+from torch import Tensor
+
 from op_tools.autocompare.by_identities import Proofs
 from op_tools.autocompare.clones import clone
 from op_tools.autocompare.examiner import Examiner
@@ -34,7 +36,7 @@ from op_tools.ops import catalogue
 _COMPARISONS_PER_PROOF = 32
 _FREE_PROOFS = 32  # so that short programs have some
 _MAX_CALLS_IN_STEP = 10_000  # where a program has no steps
-_Place = tuple[str, str]  # the op and the line that calls it
+_Place = tuple[str, str, int]  # the op, the line that calls it, and how many dimensions it gets: x.sum(1).sum(0)
 
 
 class _Proven(Enum):
@@ -108,7 +110,8 @@ class ProofBudget:
 
 
 def _place_of(call: OpCall) -> _Place:
-    return call.name, call.where.line()
+    first = call.args[0] if call.args else None
+    return call.name, call.where.line(), first.dim() if isinstance(first, Tensor) else 0
 
 
 class OnDevice(Strategy):
