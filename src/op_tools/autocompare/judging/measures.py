@@ -125,13 +125,16 @@ def ratio(left: float, right: float) -> float:
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
-    """True where two tensors of one dtype hold exactly the same: also the same NaN, and zeros of the same sign."""
+    """True where two tensors of one dtype hold exactly the same: also the same NaN, and zeros of the same sign.
+
+    A conjugate turns the sign of its zeros when it is made: of complex numbers zeros are alike.
+    """
     if left.shape != right.shape or left.dtype is not right.dtype:
         return False
     if left.layout != torch.strided or right.layout != torch.strided:
         left, right = dense(left), dense(right)
     if left.is_complex():
-        left, right = as_real(left), as_real(right)
+        return not bool(differing(as_real(left), as_real(right)).any())
     integers = _INTEGERS.get(left.element_size())
     if integers is None:
         return torch.equal(left, right)
