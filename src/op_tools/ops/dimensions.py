@@ -63,6 +63,7 @@ ALONG_NONE = _words("""
     heaviside i0 isclose isneginf isposinf lcm ldexp lgamma log_sigmoid logaddexp2 logit nan_to_num negative nextafter
     rad2deg remainder round sinc softshrink tanhshrink xlogy __floordiv__ __mod__
     bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __and__ __or__ __xor__
+    __invert__ __rfloordiv__ __rmod__
     greater greater_equal less less_equal not_equal
     fill full_like ones_like zero zeros_like _fused_adam _fused_adamw _fused_sgd
 """)

@@ -14,12 +14,15 @@ from typing import Any, Callable, NamedTuple
 _HOMES = re.compile(r"torch\.(?:Tensor|nn\.functional|functional|_C\._nn|_VF)\.|torch\.(?:ops\.)?|(?=aten\.)")
 _HOME_OF_KERNEL = re.compile(r"_?(linalg|special|fft)_(?=\w)")  # aten.linalg_qr, aten._linalg_svd, aten._fft_r2c
 _IN_PLACE_OPERATOR = re.compile(r"__i(?!nvert|nt|ndex|ter)(\w+)__")
+_COMPARISON = re.compile(r"__(eq|ne|lt|le|gt|ge)__")
+_WITHOUT_FUNCTION = frozenset({"and", "or", "xor", "lshift", "rshift", "floordiv", "mod", "truediv"})  # of their name
 
 
 class OpName(NamedTuple):
     """A full name in the two forms that facts about ops are kept by (catalogue.py)."""
 
     base: str  # the op, in whichever form: `add` of torch.Tensor.add_, torch.Tensor.__iadd__ and torch._foreach_add
+    #            `__and__` of torch.Tensor.__iand__: there is no torch.and
     form: str  # this form alone, without its home: `add_`; "" for ops that are not torch's own
 
 
@@ -69,9 +72,9 @@ def normalized(name: str) -> OpName:
         if home_of_kernel:
             base = f"{home_of_kernel[1]}.{base[home_of_kernel.end() :]}"
     form = base.rpartition(".")[2] if home else ""
-    operator = _IN_PLACE_OPERATOR.fullmatch(base)
+    operator = _IN_PLACE_OPERATOR.fullmatch(base) or _COMPARISON.fullmatch(base)
     if operator:
-        base = operator[1]
+        base = f"__{operator[1]}__" if operator[1] in _WITHOUT_FUNCTION else operator[1]
     base = base.removeprefix("_foreach_")
     return OpName(base[:-1] if base.endswith("_") and not base.endswith("__") else base, form)
 
