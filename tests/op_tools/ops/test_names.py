@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from op_tools.ops.names import op_name, works_in_place
+from op_tools.ops import catalogue
+from op_tools.ops.names import normalized, op_name, works_in_place
 
 
 def test_a_product_has_the_name_that_it_was_called_by():
@@ -28,3 +29,16 @@ def test_what_works_in_place_is_known_by_its_name(form):
 )
 def test_what_works_in_no_place_is_known_by_its_name(form):
     assert not works_in_place(form)
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("torch.Tensor.__eq__", "eq"), ("torch.Tensor.__iadd__", "add"), ("torch.Tensor.__iand__", "__and__"),
+        ("torch.Tensor.__ifloordiv__", "__floordiv__"), ("torch.Tensor.__invert__", "__invert__"),
+        ("torch.Tensor.__rmod__", "__rmod__"),
+    ],
+)  # fmt: skip
+def test_operators_are_known_by_their_function_or_by_their_plain_form(name, base):
+    assert normalized(name).base == base
+    assert catalogue.of(name) is not None
