@@ -60,9 +60,10 @@ def recurrent(kind):
     return make
 
 
+SOFTMAX = "_safe_softmax" if hasattr(torch.ops.aten, "_safe_softmax") else "_softmax"  # before torch 2.5
 # the op, and a kernel that it uses
 CALLS = {
-    "scaled_dot_product_attention": (attention, "_safe_softmax", "_softmax_backward_data"),
+    "scaled_dot_product_attention": (attention, SOFTMAX, "_softmax_backward_data"),
     "multi_head_attention_forward": (layer, "_softmax", "_softmax_backward_data"),
     "lstm": (recurrent("LSTM"), "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl"),
     "gru": (recurrent("GRU"), "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward"),

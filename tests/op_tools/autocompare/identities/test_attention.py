@@ -14,6 +14,8 @@ from op_tools.autocompare.observed import ObservedCall
 from op_tools.core.gradients import Gradients
 
 NAME = "torch.nn.functional.scaled_dot_product_attention"
+# before torch 2.5 heads share no keys, and what sees nothing is NaN
+IS_OLD = not hasattr(torch.ops.aten, "_safe_softmax")
 
 
 def numbers(*shape, dtype):
@@ -22,7 +24,7 @@ def numbers(*shape, dtype):
 
 def masks(rows, columns):
     allowed = torch.rand(rows, columns) > 0.4
-    allowed[0] = False  # the first row sees nothing
+    allowed[0] = IS_OLD  # the first row sees nothing
     allowed[1:, 0] = True
     heads = torch.rand(2, 4, rows, columns) > 0.4
     heads[..., 0] = True
@@ -37,6 +39,8 @@ def masks(rows, columns):
 
 def called(dtype, mask, groups, break_=lambda flowed: None):
     """One call, its result and its gradients as `break_` has left them: which of them are doubted."""
+    if groups > 1 and IS_OLD:
+        pytest.skip("this torch has no heads that share keys")
     torch.manual_seed(0)
     query, key, value = (numbers(2, heads, 20, 16, dtype=dtype) for heads in (4, 4 // groups, 4 // groups))
     kwargs = dict(masks(20, 20)[mask], **({"enable_gqa": True} if groups > 1 else {}))
