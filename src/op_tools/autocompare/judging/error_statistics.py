@@ -318,6 +318,29 @@ class Matrix:
             share /= math.sqrt(self._rows * self._columns)
         return share
 
+    def without_heaviest(self, found: Found) -> Found | None:
+        """What the slope is made of, less the value that weighs most in it.
+
+        None where that value's error is beyond what errors usually are, and says enough.
+        """
+        most, error, usual = 0.0, 0.0, 0.0
+        for place in self._places:
+            block = self._block(place)
+            scale = self._scale(place, block)
+            values = (block.expected / scale).flatten()
+            index = int(values.abs().argmax())
+            if abs(float(values[index])) > abs(most):
+                costs = block.error if block.usual is None else block.usual
+                most, error = float(values[index]), float(block.error.flatten()[index] / scale.flatten()[index])
+                usual = float((costs.flatten()[index] / scale.flatten()[index]).nan_to_num(0.0))
+        others = found._replace(
+            squares=found.squares - error * error,
+            slope=found.slope - error * most,
+            usual_slope=found.usual_slope - usual * most,
+            weight=found.weight - most * most,
+        )
+        return others if abs(error) <= self._precision.limits.bulk else None
+
     def bad(self, limit: float) -> tuple[tuple[int, ...] | None, float]:
         """The first element whose scaled error is beyond the limit, and the share of such elements."""
         first, count = None, 0

@@ -116,8 +116,13 @@ def judge(
     squares = numbers.allowed_squares()
     bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, squares)
     if abs(bias) > allowed_bias:
-        distinct = numbers.distinct_values()
-        bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, squares, distinct, factor)
+        weighed = squares, numbers.distinct_values(), factor
+        bulk, usual, allowed_bulk, bias, allowed_bias, severity = _weighed(found, precision, *weighed)
+        if abs(bias) > allowed_bias:  # a factor is in every value: the one that weighs most is no whole
+            others = numbers.without_heaviest(found)
+            of_others = _weighed(found, precision, *weighed, others)
+            if others is not None and abs(of_others[3]) <= of_others[4]:
+                bulk, usual, allowed_bulk, bias, allowed_bias, severity = of_others
     measures = _measures_of(found, tolerance, got.numel(), same is not None)
     if not found.blamed and severity <= 1:
         return Verdict(True, "", measures, severity)
@@ -200,17 +205,18 @@ def together(
 
 
 def _weighed(
-    found: Found, precision: Precision, squares: float | None = None, distinct: float = 1.0, factor: float = 0.0
-) -> tuple[float, float, float, float, float, float]:
+    found: Found, precision: Precision, squares: float | None = None, distinct: float = 1.0, factor: float = 0.0,
+    sloping: Found | None = None,
+) -> tuple[float, float, float, float, float, float]:  # fmt: skip
     """The statistics that decide, beside what each may be: bulk, usual and allowed; bias, allowed; and the severity.
 
-    `squares`: of the errors, where more is allowed than `found` knows.
+    `squares`: of the errors, where more is allowed than `found` knows. `sloping`: what the bias is taken of.
     """
     limits, count = precision.limits, max(found.nonzero, 1.0)
     bulk = math.sqrt((found.squares if squares is None else squares) / count)
     usual = math.sqrt(found.usual_squares / count)
     allowed_bulk = precision.allowed_bulk(usual, count)
-    bias, allowed_bias = found.bias(precision, count, count * distinct)
+    bias, allowed_bias = (sloping or found).bias(precision, count, count * distinct)
     allowed_bias = max(allowed_bias, factor)
     severity = max(found.peak / limits.peak, bulk / allowed_bulk, abs(bias) / allowed_bias)
     return bulk, usual, allowed_bulk, bias, allowed_bias, severity

@@ -101,6 +101,18 @@ def test_nothing_is_right():
     assert verdict_on(torch.empty(0), torch.empty(0, dtype=torch.float64), torch.empty(0)).right
 
 
+def test_one_value_that_weighs_more_than_all_others_is_no_factor():
+    """The gradient of a bias before a norm: what is left of rows that cancel out, of one column more than of others."""
+    generator = torch.Generator().manual_seed(2659)
+    rows = torch.randn(21, 16, generator=generator)
+    rows -= rows.mean(0)
+    rows[0, 3] += 3e-5
+    total = torch.zeros(16)
+    for row in rows[torch.randperm(21, generator=generator)]:
+        total = total + row
+    assert verdict_on(total, rows.double().sum(0), rows.sum(0)).right
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +160,14 @@ def test_bfloat16_inside_a_float32_kernel_is_found():
 def test_a_factor_is_found_in_few_numbers(dtype):
     expected = numbers(20)
     found = verdict_on(rounded(rounded(expected, dtype) * 1.01, dtype), expected, rounded(expected, dtype))
+    assert not found.right
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_factor_is_found_beside_a_value_that_weighs_more_than_all_others(dtype):
+    expected = numbers(20)
+    expected[7] = 300.0
+    found = verdict_on(rounded(rounded(expected, dtype) * 1.02, dtype), expected, rounded(expected, dtype))
     assert not found.right
 
 

@@ -64,3 +64,27 @@ def test_products_inside_of_an_op_may_be_tf32(device, name, reference):
             assert bool(tool.summary.ranked()) is not allowed
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_recurrent_layer_whose_weights_have_grown_too_large_may_end_anywhere(device, seed):
+    """Its gates open or close by a rounding: what a few moves of the inputs show of that, another place may have."""
+    if device != "sim":
+        pytest.skip("kernels are replaced on the simulated accelerator")
+    torch.manual_seed(seed)
+    layer = torch.nn.LSTM(16, 16, 2, bidirectional=True)
+    with torch.no_grad():
+        for one in layer.parameters():
+            one.mul_(100 if one.dim() == 2 else 1)
+    layer.to(device)
+    x = (0.1 * torch.randn(8, 3, 16)).to(device).requires_grad_()
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        flags = torch.backends.cudnn.flags(allow_tf32=True)
+        with flags, faults.inject("aten.*: tf32"), op_tools.OpAutoCompare(verbose=0) as tool:
+            made = layer(x)[0]
+            (1e-3 * made * torch.randn_like(made)).sum().backward()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert not tool.summary.ranked()
