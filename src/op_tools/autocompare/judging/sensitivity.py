@@ -80,7 +80,7 @@ class Sensitivity:
             farthest = distance if farthest is None else torch.maximum(farthest, distance, out=farthest)
         if farthest is None:
             return None
-        if moves:
+        if moves and Trait.STEPS in self._traits:
             farthest = _anywhere_in_chaos(farthest, expected)
         if moves and self._adds(part):
             farthest = torch.maximum(farthest, self._size_of_terms(part, expected) * amount)
@@ -273,8 +273,11 @@ class Sensitivity:
 
 
 def _anywhere_in_chaos(farthest: Tensor, expected: Tensor) -> Tensor:
-    """Where a rounding error of the inputs changes a result as a whole (a recurrent layer whose weights have grown
-    too large), a few moves tell how far elements go, but not which of them: any that moves may go as far."""
+    """Where a rounding error of the inputs changes a result as a whole, as of a recurrent layer with too large weights,
+    a few moves tell how far elements go, but not which of them: any that moves may go as far.
+
+    Of other ops, one matrix without a solution in a batch would excuse all the others.
+    """
     moves = farthest[farthest.isfinite()]
     sizes = expected.abs().double().nan_to_num(0.0, 0.0)
     if not moves.numel() or bool(moves.square().sum() < sizes.square().sum() / 4):
