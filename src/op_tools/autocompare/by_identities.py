@@ -18,7 +18,7 @@ from op_tools.autocompare import clones
 from op_tools.autocompare.examiner import Examiner
 from op_tools.autocompare.identities.attention import Attention
 from op_tools.autocompare.identities.convolutions import Convolution
-from op_tools.autocompare.identities.draws import Drawn
+from op_tools.autocompare.identities.draws import stretch_of_draws
 from op_tools.autocompare.identities.einsum import Einsum
 from op_tools.autocompare.identities.extremes import Extreme
 from op_tools.autocompare.identities.losses import DifferenceLoss, PickedLoss
@@ -28,7 +28,7 @@ from op_tools.autocompare.identities.rows import Norm, Softmax
 from op_tools.autocompare.identities.samples import InPlace, PickedRows, Piecewise, host_copy, tensors_of
 from op_tools.autocompare.identities.solutions import Solution
 from op_tools.autocompare.identities.sums import ClassLoss, Sum
-from op_tools.autocompare.identities.totals import Totals
+from op_tools.autocompare.identities.totals import stretch_of_totals
 from op_tools.autocompare.identities.whole import MAX_TENSORS_WITHOUT_SAMPLE, OfView, Whole, is_small
 from op_tools.autocompare.judging.comparer import Comparison
 from op_tools.autocompare.judging.limits import PROOF_LIMITS, GivenTolerance
@@ -58,7 +58,7 @@ _UNKNOWN_GRADIENTS = "no identity is known for some of its gradients"
 
 _FIND: tuple[Callable[[ObservedCall], Any], ...] = (
     Product.of, Einsum.of, Extreme.of, Solution.of, Piecewise.of, Norm.of, Softmax.of, Attention.of, Convolution.of,
-    Sum.of, ClassLoss.of, PickedRows.of, DifferenceLoss.of, PickedLoss.of, Drawn.of, Totals.of,
+    Sum.of, ClassLoss.of, PickedRows.of, DifferenceLoss.of, PickedLoss.of, stretch_of_draws, stretch_of_totals,
 )  # fmt: skip
 
 

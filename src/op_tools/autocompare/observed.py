@@ -187,7 +187,7 @@ class ObservedCall:
 
     @property
     def shared(self) -> Regions:
-        """Where arguments lie whose memory may overlap; of lists as one tensor each nobody knows."""
+        """Memory of the arguments that may overlap; unknown for lists that were concatenated into one tensor."""
         return NONE if isinstance(self.given, Joined) else self.regions
 
     def twins(self, changed: Collection[int]) -> dict[int, int]:

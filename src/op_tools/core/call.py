@@ -38,7 +38,7 @@ class OpCall:
         self.id = next(ids)
         self.name = name
         self.func = func
-        self.args = (*args,)  # autograd writes the result of a tensor's hook into its tuple, if nobody else has that
+        self.args = (*args,)  # a copy: autograd writes to the tuple that a tensor's hook was called with
         self.kwargs = kwargs
         self.result: Any = None
         self.error: BaseException | None = None

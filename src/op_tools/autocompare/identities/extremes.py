@@ -6,6 +6,7 @@ the CPU computes a slice, too, where there is one, and its gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -87,10 +88,7 @@ class Extreme:
 def _rows(given: Tensor, dimensions: Sequence[int]) -> Tensor:
     """What is searched together, along the second dimension."""
     kept = [one for one in range(given.dim()) if one not in dimensions]
-    count = 1
-    for one in kept:
-        count *= given.shape[one]
-    return given.permute([*kept, *dimensions]).reshape(count, -1)
+    return given.permute([*kept, *dimensions]).reshape(math.prod(given.shape[one] for one in kept), -1)
 
 
 def _is_same(one: Tensor, other: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from op_tools.ops.names import normalized
 from op_tools.values import trees
 
 _MAX_ELEMENTS = 4096
+STRETCH = 2**14  # elements of one long row
 
 Piece = Union[Slice, Members]
 
@@ -92,6 +93,22 @@ class InPlace:
         """`seen`: the call with its arguments as they are now, and what it has returned. None where these lie in the
         same memory: each piece has one of its own."""
         return None if seen.shared else Piecewise(seen, self._piece, self._given)
+
+
+class WithoutGradients:
+    """A part of a call whose results have no gradients."""
+
+    def __init__(self, call: ObservedCall) -> None:
+        self._call = call
+
+    def forward(self) -> Iterator[Proof]:
+        yield Sample(self._call)
+
+    def backward(self, gradients: Gradients) -> Iterator[Proof]:
+        return iter(())
+
+    def tensors(self) -> list[Tensor]:
+        return []  # it has copies
 
 
 class PickedRows:

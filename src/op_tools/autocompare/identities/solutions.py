@@ -69,7 +69,7 @@ class Solution:
         wanted = wide(columns).expand(mixed.shape) if side is None else projected(side, columns)
         got = projected(matrices, mixed)
         # of each row: the squares of all its terms, which rounding moves by as many roundings as there are rows
-        squares = wide(matrices).square() @ squared(result).unsqueeze(-1)
+        squares = projected(wide(matrices).square(), squared(result).unsqueeze(-1))
         if not self._is_triangular:  # rows were exchanged, and added to each other
             squares = _GROWTH * squares.amax(-2, keepdim=True).expand(squares.shape)
         variance = size * (rounding.result**2 * squares.squeeze(-1) + count * rounding.smallest**2)

@@ -90,8 +90,8 @@ def settled(value: Value, reference: Reference) -> Value:
 
 
 def _to_nothing(value: Value, call: ObservedCall) -> Tensor | None:
-    """Rows of attention to nothing: any numbers, and NaN for the result. A gradient of NaN is nobody's definition, and
-    where it comes of a result that is NaN, those of keys and values are NaN as well."""
+    """Fully masked rows. Their output may be any number, or NaN; the gradient of their query any number, but not NaN:
+    where a NaN output propagates to it, the gradients of keys and values are NaN as well."""
     is_gradient = value.part.role == "gradient"
     if value.part.places[0] and is_gradient:
         return None
